@@ -279,7 +279,7 @@ def test_embeddings_are_rows_of_the_tables(divisor, multiple):
         ((9, 5), 1, "adaptive_cutoffs=.* must ascend"),
         ((0, 5), 1, "lie between 0 and config.model.vocab_size=23"),
         ((5, 23), 1, "lie between 0 and config.model.vocab_size=23"),
-        ((5, 9), 4, "adaptive_divisor=4: must be at least 1, and leave numbers"),
+        ((5, 9), 4, "adaptive_divisor=4: must be at least 1, and leave of"),
     ],
 )
 def test_clusters_have_tokens_and_numbers(cutoffs, divisor, message):

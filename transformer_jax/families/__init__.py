@@ -1,1 +1,1 @@
-"""The model families, one in each file. A family composes `layers`."""
+"""The model families. Each file holds one family, composed of `layers`, and its conversions."""

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019, section 3): BERT with factorised embeddings and shared layers."""
+"""ALBERT (Lan et al. 2019, section 3): BERT with factorized embeddings and shared layers."""
 
 import dataclasses
 
@@ -18,8 +18,8 @@ from transformer_jax.layers.parameters import Linear, compute_dtype
 class ALBERT(BERT):
     """Tokens (B, L) int32 -> hidden states (B, L, M), as in BERT.
 
-    Embeddings have the width E, and a projection takes them to the width M of the layers. All
-    layers have the same parameters. The head of masked tokens works in the width E.
+    Embeddings have the width E and are projected to the width M of the layers. All layers share the
+    same parameters. The masked LM head projects hidden states back to the width E.
     """
 
     vocab_size: PositiveInt = 30_000  # number of tokens in the vocabulary
@@ -50,7 +50,7 @@ class ALBERT(BERT):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# ALBERT with the heads of pre-training and of fine-tuning, from and to Hugging Face.
+# ALBERT with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = bert.KEYS.changed(
     required={"embedding_size": "d_embed"},
     optional={
@@ -59,9 +59,9 @@ _KEYS = bert.KEYS.changed(
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     },
     allowed={
-        # Two names of the same approximation of GELU.
+        # Two names of the tanh approximation of GELU.
         "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
-        # All layers have the same parameters.
+        # All layers share the same parameters.
         "num_hidden_groups": (1,),
         "inner_group_num": (1,),
     },
@@ -99,9 +99,9 @@ class PreTraining(Family):
         # Tied to the embeddings and to predictions.bias.
         "predictions.decoder.weight",
         "predictions.decoder.bias",
-        # The numbers 0, 1, 2, ...
+        # The constants 0, 1, 2, ...
         "embeddings.position_ids",
-        # Older releases save the pooler with every head, even where the table lacks it.
+        # Older releases save the pooler with every head, even if the table does not list it.
         "albert.pooler.weight",
         "albert.pooler.bias",
     )

@@ -1,4 +1,4 @@
-"""AWD-LSTM: a language model whose regularisation is dropout of five kinds (Merity et al. 2017).
+"""AWD-LSTM: an LSTM language model regularized by five kinds of dropout (Merity et al. 2017).
 
 The defaults are those of ULMFiT (Howard & Ruder 2018, section 4.1).
 """
@@ -22,8 +22,9 @@ Carry = tuple[recurrent.State, ...]  # the output and the cell of each layer
 class AwdLSTM(Recurrent):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The last layer has the width of the embeddings, which are also the output projection. A mask of
-    dropout is drawn once for a row, and holds at all of its positions (Gal & Ghahramani 2016).
+    The last layer has the width of the embeddings, because they are also the output projection. A
+    dropout mask is drawn once for each row and shared by all of its positions (Gal & Ghahramani
+    2016).
     """
 
     vocabulary = ("token_embed/embedding", "output_bias/bias")
@@ -33,10 +34,10 @@ class AwdLSTM(Recurrent):
     d_hidden: PositiveInt = 1150  # width of the other layers
     num_layers: PositiveInt = 3  # number of LSTM layers
     input_dropout: Fraction = 0.4  # on the embeddings
-    word_dropout: Fraction = 0.05  # of whole words, the same in all rows of a batch
+    word_dropout: Fraction = 0.05  # on the embeddings of whole words, the same in a whole batch
     layer_dropout: Fraction = 0.3  # between layers
     output_dropout: Fraction = 0.4  # on the output of the last layer
-    weight_dropout: Fraction = 0.5  # of the matrices from state to state, once for all positions
+    weight_dropout: Fraction = 0.5  # on the recurrent matrices, the same at all positions
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
@@ -88,7 +89,7 @@ class AwdLSTM(Recurrent):
 
     @nn.nowrap
     def group(self, path: tuple[str, ...]) -> str:
-        """The embeddings and each layer are a group each, for gradual unfreezing."""
+        """The embeddings and each layer form a group, for gradual unfreezing."""
         return path[0] if path[0] == "token_embed" or _number(path) else ""
 
     @nn.nowrap
@@ -103,7 +104,7 @@ class AwdLSTM(Recurrent):
         return layers + parameters.dense(positions, self.d_model, self.vocab_size)
 
     def _words(self, tokens: Int[ArrayLike, "B L"], train: bool) -> Float[Array, "B L M"]:
-        """Returns the embeddings. In training a word that is dropped is zero wherever it occurs."""
+        """Returns the embeddings. In training, a dropped word is zero wherever it occurs."""
         x = self.token_embed(tokens)
         if not train:
             return x
@@ -112,6 +113,6 @@ class AwdLSTM(Recurrent):
 
 
 def _number(path: tuple[str, ...]) -> int | None:
-    """Returns the number of the layer that has the parameter, from 1 at the bottom."""
+    """Returns the number of the layer to which a parameter belongs, from 1 at the bottom."""
     name, _, number = path[0].rpartition("_")
     return int(number) + 1 if name == "layer" else None

@@ -23,16 +23,18 @@ from transformer_jax.layers.embeddings import Embed, Projection, row_positions
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 
-# Rows of the tables of positions that belong to no position, as in the published checkpoints.
+# The number of rows at the start of the position tables that belong to no position, as in the
+# published checkpoints.
 _POSITION_OFFSET = 2
 
 
 class BART(CachedSequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    The Transformer of Vaswani et al. 2017 with GELU, weights from N(0, 0.02) and BERT's embeddings:
-    learned positions, and a norm behind the sum (section 2.1). Source, target and output share
-    token embeddings. See `CachedSequenceToSequence` for segment ids and positions.
+    The Transformer of Vaswani et al. 2017 with GELU, initial weights from N(0, 0.02), and
+    embeddings as in BERT, with learned positions and a norm after the sum (section 2.1). Source,
+    target and output share token embeddings. See `CachedSequenceToSequence` for segment ids and
+    positions.
     """
 
     vocab_size: PositiveInt = 50_265  # number of tokens in the vocabulary
@@ -97,7 +99,7 @@ class BART(CachedSequenceToSequence):
         self.decoder = stack((decoder_block,), self.num_decoder_layers)
 
     def _set_up_encoder(self, stack: Callable[[int], Stack]):
-        """Sets up the encoder's layers. `stack` returns so many of them."""
+        """Sets up the layers of the encoder. `stack(n)` returns a stack of n layers."""
         self.encoder = stack(self.num_encoder_layers)
 
     def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
@@ -138,13 +140,13 @@ class BART(CachedSequenceToSequence):
         tokens: Int[ArrayLike, "B L"],
         positions: Int[ArrayLike, "B L"] | Int[ArrayLike, "B 1"] | None,
     ) -> Float[Array, "B L M"] | Float[Array, "B 1 M"]:
-        """Returns the embeddings of the positions of `tokens`."""
+        """Returns the position embeddings of `tokens`, by default for positions 0..L-1."""
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         return embed(positions)
 
     def output(self) -> Projection:
-        """Returns the output projection: the token embeddings (V, M), and bias (V,) or None.
+        """Returns the output projection: the token embeddings (V, M), and a bias (V,) or None.
 
         The bias excludes the rows that pad the vocabulary.
         """
@@ -159,7 +161,7 @@ class BART(CachedSequenceToSequence):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# BART that writes texts, and BART with heads, from and to Hugging Face.
+# BART for text generation, and BART with fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -182,7 +184,7 @@ _KEYS = Keys(
         "tie_word_embeddings": (True,),
     },
 )
-# The decoder's keys, and those of the encoder with which ours shares them.
+# The keys of the decoder, and the keys of the encoder whose values they must have.
 _SHARED_KEYS = {
     "decoder_attention_heads": "encoder_attention_heads",
     "decoder_ffn_dim": "encoder_ffn_dim",
@@ -205,7 +207,7 @@ _LAYER = {
     **linear("fc2", "mlp/wo"),
     **norm("final_layer_norm", "mlp_norm"),
 }
-# The layers of an encoder-decoder, which Marian's models name as BART's.
+# The layers of an encoder-decoder, which have the same names in Marian's models.
 STACKS = {
     **layers("model.encoder.layers.{}.", "encoder/layers/", _LAYER),
     **layers(
@@ -249,7 +251,7 @@ class _BART(Family):
     def remarks(self, hf_config):
         for key in ("encoder_layerdrop", "decoder_layerdrop"):
             if hf_config.get(key):
-                yield f"{key}={hf_config[key]} becomes 0: our models drop no layers in training"
+                yield f"{key}={hf_config[key]} becomes 0: config.model has no layer dropout"
 
     def other_keys(self, config, tokenizer):
         keys = super().other_keys(config, tokenizer)
@@ -273,7 +275,7 @@ class FineTuned(_BART):
     def other_keys(self, config, tokenizer):
         keys = super().other_keys(config, tokenizer)
         keys |= special_keys(tokenizer) | family.write_keys(config.task)
-        # Hugging Face's head for spans has no dropout.
+        # transformers' head for spans has no dropout.
         if self.task != "span":
             keys["classifier_dropout"] = config.task.head_dropout
         return keys
@@ -281,7 +283,7 @@ class FineTuned(_BART):
 
 ARCHITECTURES = [
     Writer("BartForConditionalGeneration", "bart", _KEYS, _TENSORS, "text_to_text"),
-    # The published checkpoints of pre-training name no head. Runs are written as the first.
+    # The published pre-training checkpoints name no head. Runs are exported as the first one.
     Writer("BartModel", "bart", _KEYS, _TENSORS, "text_to_text"),
     FineTuned(
         "BartForSequenceClassification", "bart", _KEYS, _TENSORS | _CLASSIFIER, "classification"

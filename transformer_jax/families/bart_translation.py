@@ -13,7 +13,7 @@ from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import compute_dtype
 
-# The tensors of BART, in front of the first layer and in it, that the first stage trains.
+# The tensors of BART, before the first layer and in it, that the first stage trains.
 _POSITIONS = ("position_embed", "decoder_position_embed")
 _INPUTS = ("query", "key", "value")
 
@@ -21,13 +21,14 @@ _INPUTS = ("query", "key", "value")
 class BARTTranslation(BART):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    An encoder of the source, with a vocabulary and layers of its own, takes the place of BART's
-    embeddings of the source. Its states plus BART's positions go through BART's embedding norm into
-    BART's encoder, whose first layer is a module of its own, `first_layer`. A run of BART gives the
-    parameters of all but the new encoder.
+    A new encoder with its own vocabulary replaces BART's embeddings of the source. Its output plus
+    BART's position embeddings passes through BART's embedding norm into BART's encoder, whose first
+    layer is a separate module, `first_layer`. All parameters except those of the new encoder are
+    initialized from a run of BART.
 
-    The group "pretrained" holds the parameters that learn in the second stage alone. The first also
-    trains BART's positions, and the projections of the first layer's self-attention to heads.
+    The group "pretrained" holds the parameters that are trained only in the second stage. Apart
+    from the new encoder, the first stage trains BART's positions and the query, key and value
+    projections of the first layer.
     """
 
     begins_with = {

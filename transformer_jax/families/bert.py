@@ -32,9 +32,9 @@ class BERT(UnifiedLM):
     can = UnifiedLM.can | {"token_types", "pool", "next_sentence"}
     vocabulary = ("token_embed/embedding", "mlm_bias/bias")
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
-    # Rows of the table of positions that belong to no position.
+    # The number of rows at the start of the position table that belong to no position.
     position_offset: ClassVar[int] = 0
-    # The rows of the embedding table are a multiple of this number.
+    # The number of rows of the embedding table is a multiple of this number.
     vocab_multiple: ClassVar[int] = 1
 
     vocab_size: PositiveInt = 30_522  # number of tokens in the vocabulary
@@ -59,7 +59,7 @@ class BERT(UnifiedLM):
 
     @classmethod
     def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
-        """The types of UniLM begin with those of BERT, as in the published code."""
+        """UniLM's six token types are initialized from BERT's two, as in the published code."""
         is_unilm = name == "type_embed/embedding" and (stored, wanted) == (2, 6)
         return (0, 1, 0, 0, 0, 1) if is_unilm else None
 
@@ -71,7 +71,7 @@ class BERT(UnifiedLM):
         self._set_up_heads()
 
     def _set_up_heads(self):
-        """Sets up the pooler, and the layers of the pre-training tasks."""
+        """Sets up the pooler and the heads of the pre-training tasks."""
         init = nn.initializers.truncated_normal(self.init_std)
         linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
         model = (self.d_model,)
@@ -90,10 +90,11 @@ class BERT(UnifiedLM):
         shared: bool = False,
         approximate: bool = False,
     ):
-        """Sets up embeddings of a width, the layers, and the norm and bias of the masked tokens.
+        """Sets up embeddings of this width, the layers, and norm and bias of the masked LM head.
 
-        `windows` limit the distance of self-attention, and `dilations` are theirs, in turn over the
-        layers. With `shared`, all layers have the same parameters. `approximate` is that of GELU.
+        `windows` and their `dilations` limit the distance of self-attention and repeat over the
+        layers. With `shared`, all layers have the same parameters. `approximate` selects the tanh
+        approximation of GELU.
         """
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.truncated_normal(self.init_std)
@@ -133,22 +134,22 @@ class BERT(UnifiedLM):
     def __call__(
         self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 2"]]:
-        """Returns the states and the logits of both pre-training tasks (section 3.1).
+        """Returns the hidden states and the logits of both pre-training tasks (section 3.1).
 
-        The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
-        prediction (B, 2).
+        The hidden states are (B, L, M), the logits of masked tokens (B, L, V), and the logits of
+        next-sentence prediction (B, 2).
         """
         hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden), self.next_logits(hidden)
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M)."""
+        """Returns the hidden states of the last layer (B, L, M)."""
         return self._encoded(self._embed(inputs, train=train), inputs, train=train)
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+        """Returns the embeddings and the hidden states of all layers (layers + 1, B, L, M)."""
         x = self._embed(inputs, train=False)
         outputs = self._encoded(x, inputs, every_layer=True)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs])
@@ -156,7 +157,7 @@ class BERT(UnifiedLM):
     def _encoded(
         self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
-        """Returns the states of the last layer, or of all with the option `every_layer`."""
+        """Returns the hidden states of the last layer or, with `every_layer`, of all layers."""
         return self.encoder(x, mask=inputs.mask, **options)
 
     def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
@@ -170,31 +171,31 @@ class BERT(UnifiedLM):
         return self.embed_dropout(self.embed_norm(x), train=train)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
-        """Returns one vector for each example (B, M), from the state of its first token."""
+        """Returns one vector for each example (B, M), computed from its first token."""
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
     def next_logits(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B 2"]:
         """Returns the logits of next-sentence prediction (B, 2) float32 (section 3.1, task 2).
 
-        Class 0: the second text follows the first. Class 1: it does not. The published code has the
-        same order.
+        Class 0 means that the second text follows the first, class 1 that it does not, as in the
+        published code.
         """
         return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
-        """Applies the layer in front of the output projection to states (..., M) -> (..., E)."""
+        """Applies the layer before the output projection, (..., M) -> (..., E)."""
         x = self.gelu(self.mlm_transform(hidden))
-        # Do not split M: with M split over fsdp and tensor, the gradients of the loss were wrong
-        # (jax 0.10.2 on a CPU).
+        # M must not be split: with M split over fsdp and tensor, the gradients of the loss were
+        # wrong (jax 0.10.2 on a CPU).
         x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
         return self.mlm_norm(x)
 
     def output(self) -> Projection:
-        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,) float32."""
         return Projection(self.token_embed.table(), self.mlm_bias())
 
     def flops(self, length: int, predictions: int) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+        """Returns the FLOPs of a forward pass over one row, two for each multiply-add.
 
         `predictions` is the number of predicted positions. Padding is counted.
         """
@@ -206,8 +207,8 @@ class BERT(UnifiedLM):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# BERT with the heads of pre-training and of fine-tuning, from and to Hugging Face. The keys that
-# the relatives of BERT share.
+# BERT with its pre-training and fine-tuning heads, from and to Hugging Face. KEYS and the tables
+# below are shared by the families that derive from BERT.
 KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -246,7 +247,7 @@ _LAYER = {
 
 
 def embeddings(prefix: str) -> Table:
-    """Returns the tensors of the embeddings, also in the relatives of BERT."""
+    """Returns the tensors of the embeddings, for BERT and the families derived from it."""
     return {
         f"{prefix}.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
         f"{prefix}.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
@@ -256,13 +257,13 @@ def embeddings(prefix: str) -> Table:
 
 
 def encoder(prefix: str) -> Table:
-    """Returns the tensors of the embeddings and of all layers, also in RoBERTa and ELECTRA."""
+    """Returns the tensors of the embeddings and all layers, for BERT, RoBERTa and ELECTRA."""
     name = f"{prefix}.encoder.layer.{{}}."
     return embeddings(prefix) | layers(name, "encoder/layers/", _LAYER)
 
 
 def phases(model) -> tuple[tuple[float, int, int]]:
-    """Returns config.task.phases of a masked language model: 15 % of a row are masked."""
+    """Returns config.task.phases of a masked language model that masks 15 % of a row."""
     length = min(model.max_length, 512)
     return ((1.0, length, max(int(0.15 * length), 1)),)
 
@@ -273,7 +274,7 @@ _MASKED_LM = {
     **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
     "cls.predictions.bias": ("same", "mlm_bias/bias"),
 }
-# Tasks whose runs have the heads of pre-training. A checkpoint becomes a run of the first.
+# Tasks whose runs have the pre-training heads. A checkpoint is converted to a run of the first.
 _OBJECTIVES = ("masked_lm", "mixed_masks", "masked_targets")
 _POOLER = linear("bert.pooler.dense", "pooler")
 _NEXT_SENTENCE = linear("cls.seq_relationship", "nsp")
@@ -288,7 +289,7 @@ class PreTraining(family.Family):
         # Tied to the embeddings and to cls.predictions.bias.
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
-        # The numbers 0, 1, 2, ...
+        # The constants 0, 1, 2, ...
         "embeddings.position_ids",
         # Older releases save the pooler with every head, even where the table lacks it.
         "bert.pooler.dense.weight",
@@ -322,7 +323,7 @@ class FineTuned(family.FineTuned, PreTraining):
 
 
 def is_of(kind: family.Family, config: ConfigDict) -> bool:
-    """Returns whether a run has the model of a family, and its task or one with equal heads."""
+    """Returns whether a run has the model of `kind`, and its task or one with the same heads."""
     names = _OBJECTIVES if kind.task in _OBJECTIVES else (kind.task,)
     return config.model.name == kind.model and config.task.name in names
 

@@ -1,7 +1,7 @@
-"""A bigram language model: a table of the logits of each token after each token.
+"""A bigram language model: a table with the logits of each token given the previous one.
 
-Its likelihood is concave in the table. Training by gradient therefore ends at the relative
-frequencies of the bigrams, and tests a training loop against counts (scores/ngrams.py).
+The log-likelihood is concave in the table, so that training converges to the relative frequencies
+of the bigrams. This makes it a test of a training loop against counts (scores/ngrams.py).
 """
 
 import flax.linen as nn
@@ -17,15 +17,15 @@ from transformer_jax.layers.embeddings import Embed, Projection
 class Bigram(Recurrent):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The state before the output projection is the token itself, as a vector with a single 1. The
-    output projection is the table. Nothing passes from one token to the next.
+    The hidden state is the one-hot vector of the token itself, and the output projection is the
+    table. No state is carried from one token to the next.
     """
 
     vocabulary = ("output_embed/embedding",)
     word_table = "output_embed/embedding"
 
     vocab_size: PositiveInt = 96  # number of tokens in the vocabulary
-    d_model: PositiveInt = 96  # width of the states, equal to vocab_size
+    d_model: PositiveInt = 96  # width of the hidden states, equal to vocab_size
 
     def setup(self):
         self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)
@@ -39,7 +39,7 @@ class Bigram(Recurrent):
 
     @nn.nowrap
     def initial_carry(self, rows: int) -> tuple:
-        """Returns no state."""
+        """Returns an empty state."""
         return ()
 
     def advance(

@@ -1,4 +1,4 @@
-"""The encoder of context2vec: the context of a word without the word (Melamud et al. 2016)."""
+"""context2vec: an encoder of the context of a word, without the word (Melamud et al. 2016)."""
 
 from functools import partial
 from typing import ClassVar, Literal
@@ -17,12 +17,12 @@ from transformer_jax.layers.recurrent import Unidirectional
 
 
 class Context2Vec(Encoder):
-    """Tokens (B, L) int32 -> the vector of the context of each position (B, L, M).
+    """Tokens (B, L) int32 -> the context vector of each position (B, L, M).
 
-    Two LSTMs with embeddings of their own read the words before a position and those after it
-    (section 2.2). A layer of both states gives the context. Contexts and words as targets have
-    vectors in one space, so the words nearest to a context fill its position. Segment ids start at
-    1 and separate the texts of a row; 0 is padding.
+    Two LSTMs with separate embeddings read the words before and after a position (section 2.2), and
+    an MLP of both outputs computes the context. Contexts and target words have vectors in the same
+    space, so that the words nearest to a context are those that fit its position. Segment ids start
+    at 1 and separate the texts of a row; 0 is padding.
     """
 
     can = frozenset({"fill"})
@@ -32,9 +32,9 @@ class Context2Vec(Encoder):
     num_layers: ClassVar[int] = 1
 
     vocab_size: PositiveInt = 180_000  # number of tokens in the vocabulary
-    d_model: PositiveInt = 600  # width of contexts, of targets and of the state of each LSTM
+    d_model: PositiveInt = 600  # width of contexts, of targets and of the output of each LSTM
     d_embed: PositiveInt = 300  # width of the embeddings that the LSTMs read
-    dropout: Fraction = 0.0  # on the embeddings and on the states of the LSTMs
+    dropout: Fraction = 0.0  # on the embeddings and on the outputs of the LSTMs
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
@@ -69,7 +69,8 @@ class Context2Vec(Encoder):
         right = self.drop(self.right_embed(tokens), train=train)
         before, _ = self.left(left, filled, None, begins)
         after, _ = self.right(right, filled, None, ends)
-        # The states of a position have read its own word, so the context takes its neighbours'.
+        # The LSTM outputs at a position have read its own word, which the context must not contain,
+        # so the outputs of its neighbors are used.
         before = jnp.where(begins[..., None], 0, jnp.roll(before, 1, axis=1))
         after = jnp.where(ends[..., None], 0, jnp.roll(after, -1, axis=1))
         context = self.drop(jnp.concatenate([before, after], axis=-1), train=train)
@@ -77,11 +78,11 @@ class Context2Vec(Encoder):
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the vectors of the words as targets, and their contexts (2, B, L, M)."""
+        """Returns the target vectors of the words, and their contexts (2, B, L, M)."""
         return jnp.stack([self.output_embed(inputs.tokens), self.hidden(inputs)])
 
     def output(self) -> Projection:
-        """Returns the vectors of the targets (V, M)."""
+        """Returns the target vectors (V, M) as output projection."""
         return Projection(self.output_embed.table())
 
     def flops(self, length: int, predictions: int) -> float:

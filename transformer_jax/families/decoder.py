@@ -1,4 +1,4 @@
-"""The decoder-only Transformer of Llama and its kin.
+"""The decoder-only Transformer of Llama and related models.
 
 Llama: Touvron et al. 2023; Llama 3: Grattafiori et al. 2024. Qwen2: Yang et al. 2024. Sliding
 windows: Mistral 7B, Jiang et al. 2023.
@@ -27,9 +27,10 @@ from transformer_jax.layers.parameters import Dropout, compute_dtype
 class Decoder(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    Pre-LN blocks with RMSNorm, rotary positions, grouped keys and a gated MLP (SwiGLU). A position
-    attends to itself and to earlier positions. Segment ids start at 1 and separate the documents of
-    a packed row; 0 is padding. By default a row is one document, with positions 0..L-1.
+    Pre-LN blocks with RMSNorm, rotary positions, grouped-query attention and a gated MLP (SwiGLU).
+    Each position attends to itself and to earlier positions. Segment ids start at 1 and separate
+    the documents of a packed row; 0 is padding. By default, a row is one document with positions
+    0..L-1.
     """
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
@@ -39,15 +40,15 @@ class Decoder(Cached):
     d_ff: PositiveInt = 11_008  # width of the MLP's hidden layer
     num_layers: PositiveInt = 32  # number of blocks
     num_heads: PositiveInt = 32  # attention heads of a layer
-    # heads of keys and values, each for num_heads / num_kv_heads heads of queries; None: num_heads
+    # heads of keys and values, each shared by num_heads / num_kv_heads query heads; None: num_heads
     num_kv_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     max_length: PositiveInt = 4096  # largest number of positions
     # base of the wavelengths of the rotary positions
     rotary_theta: Annotated[float, Range(least=1)] = 10_000.0
-    # slows the slow rotations down, for rows longer than rotary_length (Llama 3.1); 1: none
+    # divides the rates of slow rotations, for rows longer than rotary_length (Llama 3.1); 1: none
     rotary_factor: Annotated[float, Range(least=1)] = 1.0
-    rotary_length: int = 8192  # length of rows before rotary_factor
+    rotary_length: int = 8192  # length of rows in training without rotary_factor
     # number of positions that a position attends to; None: all earlier positions
     local_window: PositiveInt | None = None
     qkv_bias: bool = False  # biases of the projections to queries, keys and values (Qwen2)
@@ -97,7 +98,7 @@ class Decoder(Cached):
             rotary=Rotary(self.rotary_theta, self.rotary_factor, self.rotary_length),
             dropout=self.attention_dropout,
             use_bias=self.qkv_bias,
-            output_bias=False,
+            output_bias=False,  # Qwen2 has biases, but none here
             **linear,
         )
         mlp = partial(
@@ -135,7 +136,7 @@ class Decoder(Cached):
         return self.norm(x)
 
     def output(self) -> Projection:
-        """Returns the output projection: the table, and no bias."""
+        """Returns the output projection: the table (V, M) without a bias."""
         return Projection((self.token_embed if self.tie_output else self.output_embed).table())
 
     def flops(self, length: int, predictions: int | None = None) -> float:
@@ -214,17 +215,17 @@ _LLAMA = {
 }
 _QWEN2 = _LLAMA | layers("model.layers.{}.", "decoder/layers/", _BIASES)
 
-# The ends of the rotations that change gradually, in turns of the trained length: the values of
-# Llama 3.1.
+# The numbers of turns in the trained length between which `Rotary` changes rates gradually, which
+# are the values of Llama 3.1.
 _TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_MAX_LENGTH = 4096  # tokens of a row
+_MAX_LENGTH = 4096  # the longest row in config.task.length of a converted run
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(family.Family):
     model = "decoder"
     prefix = "model."
-    # Where the output projection is tied to the embeddings, older files hold it all the same.
+    # If the output projection is tied to the embeddings, older files contain it nevertheless.
     ignored = (_OUTPUT, "rotary_emb.inv_freq")
 
     qkv_bias: bool = False
@@ -255,7 +256,7 @@ class LanguageModel(family.Family):
             }
         return {
             "num_key_value_heads": model.num_kv_heads or model.num_heads,
-            # Qwen2's models do not take null.
+            # Qwen2's configuration does not accept null.
             **({"head_dim": model.head_dim} if model.head_dim else {}),
             "rope_parameters": rotary,
             "rope_theta": model.rotary_theta,
@@ -267,8 +268,8 @@ class LanguageModel(family.Family):
 def _rotary(hf_config: dict) -> dict:
     """Returns the keys of config.model for the rotary positions.
 
-    transformers 5 has them in rope_parameters, earlier releases in rope_theta and rope_scaling.
-    Raises UserError for positions that `layers/embeddings.py` does not compute.
+    transformers 5 stores them in rope_parameters, earlier releases in rope_theta and rope_scaling.
+    Raises UserError for variants that `embeddings.Rotary` does not support.
     """
     key = "rope_parameters" if hf_config.get("rope_parameters") else "rope_scaling"
     values = hf_config.get(key) or {}

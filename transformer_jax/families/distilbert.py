@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019, section 3): BERT with half its layers, without token types."""
+"""DistilBERT (Sanh et al. 2019, section 3): BERT with half of the layers, without token types."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,8 +19,9 @@ from transformer_jax.layers.embeddings import row_positions
 class DistilBERT(BERT):
     """Tokens (B, L) int32 -> hidden states (B, L, M), as in BERT.
 
-    Pre-training has no pooler. Fine-tuning puts one with ReLU on the first token, as the published
-    code does. A run of BERT gives every second layer; `config.init_from` may choose others.
+    There is no pooler in pre-training. Fine-tuning adds one with ReLU on the first token, as in the
+    published code. A run of BERT initializes the layers with every second layer, unless
+    `config.init_from` selects others.
     """
 
     can = frozenset({"pool", "fill", "attend"})
@@ -35,7 +36,7 @@ class DistilBERT(BERT):
     def __call__(
         self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
-        """Returns the states (B, L, M) and the logits of masked tokens (B, L, V)."""
+        """Returns the hidden states (B, L, M) and the logits of masked tokens (B, L, V)."""
         hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
 
@@ -48,7 +49,7 @@ class DistilBERT(BERT):
         return self.embed_dropout(self.embed_norm(x), train=train)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
-        """Returns one vector for each example (B, M), from the state of its first token."""
+        """Returns one vector for each example (B, M), computed from its first token."""
         return jax.nn.relu(self.pooler(hidden[:, 0]))
 
     def flops(self, length: int, predictions: int) -> float:
@@ -59,7 +60,7 @@ class DistilBERT(BERT):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# DistilBERT with the heads of pre-training and of fine-tuning, from and to Hugging Face.
+# DistilBERT with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -76,7 +77,7 @@ _KEYS = Keys(
     },
     allowed={
         "activation": ("gelu",),
-        # Sinusoids, too, are stored as a table.
+        # Both are supported, because sinusoids are stored as a table as well.
         "sinusoidal_pos_embds": (False, True),
         "tie_word_embeddings": (True,),
     },
@@ -106,7 +107,7 @@ _MASKED_LM = {
 _POOLER = linear("pre_classifier", "pooler")
 _CLASSIFIER = linear("classifier", "head/out")
 _SPAN = linear("qa_outputs", "head/out")
-# The key of the dropout in front of the head of a task.
+# The key of the dropout before the head of a task.
 _DROPOUT = {
     "classification": "seq_classif_dropout",
     "choice": "seq_classif_dropout",
@@ -143,7 +144,7 @@ class PreTraining(family.Family):
 class FineTuned(family.FineTuned, PreTraining):
     @property
     def dropout_key(self):
-        # The tagger's head has the dropout of the layers.
+        # The dropout of the tagging head is the one of the layers.
         return _DROPOUT.get(self.task, "")
 
     def default_dropout(self, config):
@@ -151,7 +152,7 @@ class FineTuned(family.FineTuned, PreTraining):
 
     def task_keys(self, config, hf_config):
         keys = super().task_keys(config, hf_config)
-        # Its head for spans has dropout, too.
+        # Unlike BERT's, the head for spans has dropout.
         is_span = self.task == "span"
         dropout = hf_config.get(self.dropout_key, self.default_dropout(config))
         return keys | ({"head_dropout": dropout} if is_span else {})

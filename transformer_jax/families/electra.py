@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): a BERT that detects the tokens that a small generator replaced."""
+"""ELECTRA (Clark et al. 2020): a BERT pre-trained to detect tokens replaced by a generator."""
 
 import dataclasses
 
@@ -28,9 +28,9 @@ _EMBEDDINGS = ("token_embed", "position_embed", "type_embed", "embed_norm")
 class ELECTRA(BERT):
     """Tokens (B, L) int32 -> hidden states (B, L, M) of the discriminator, as in BERT.
 
-    Embeddings have the width E. Where it is not M, a projection takes them to the width of the
-    layers. The generator has the same embeddings and depth, and narrower layers (section 3.2). The
-    head of masked tokens works in the width E; the generator has one of its own.
+    Embeddings have the width E and are projected to the width M of the layers if E is not M. The
+    generator shares the embeddings and has the same depth but narrower layers (section 3.2). The
+    masked LM head projects hidden states to the width E; the generator has its own.
     """
 
     can = frozenset({"token_types", "pool", "fill", "attend", "detect"})
@@ -40,8 +40,8 @@ class ELECTRA(BERT):
     d_model: PositiveInt = 256  # width of the residual stream
     num_heads: PositiveInt = 4  # attention heads of a layer
     d_embed: PositiveInt = 128  # width of the embeddings
-    # width of the generator's layers as a share of d_model; its heads and MLP shrink likewise; 0:
-    # no generator
+    # width of the generator's layers as a fraction of d_model; its heads and MLP shrink likewise;
+    # 0: no generator
     generator_size: Share = 0.25
 
     def check(self):
@@ -50,8 +50,8 @@ class ELECTRA(BERT):
             narrow = self.narrow()
             if not narrow.d_model:
                 raise UserError(
-                    f"config.model.generator_size={self.generator_size}: of "
-                    f"config.model.d_model={self.d_model} leaves the generator no width"
+                    f"config.model.generator_size={self.generator_size}: times "
+                    f"config.model.d_model={self.d_model}, must be a width of at least 1"
                 )
             check_heads(narrow.d_model, narrow.num_heads, narrow.head_dim)
 
@@ -71,7 +71,7 @@ class ELECTRA(BERT):
 
     @nn.nowrap
     def narrow(self) -> "ELECTRA":
-        """Returns the generator as a model of its own."""
+        """Returns the generator as a standalone model."""
         share = self.generator_size
         return self.clone(
             parent=None,
@@ -83,16 +83,16 @@ class ELECTRA(BERT):
 
     @nn.nowrap
     def narrow_params(self, params: dict) -> dict:
-        """Returns the parameters of `narrow`, from those of the pair."""
+        """Returns the parameters of `narrow`, given those of generator and discriminator."""
         return {name: params[name] for name in _EMBEDDINGS} | params["generator"]
 
     @takes_inputs
     def __call__(
         self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
-        """Returns the states (B, L, M) and their logits of masked tokens (B, L, V).
+        """Returns the hidden states (B, L, M) and logits of masked tokens (B, L, V).
 
-        The logits are those of a model that is itself trained on masked tokens.
+        The logits are meaningful if this model is itself trained as a masked language model.
         """
         hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
@@ -108,35 +108,36 @@ class ELECTRA(BERT):
         return sharding.constrain(self.embed_projection(x), "batch", "length", None)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
-        """Returns one vector for each example (B, M), from the state of its first token.
+        """Returns one vector for each example (B, M), computed from its first token.
 
-        The published code has no layer here; this one is that of transformers.
+        The published code has no layer here; this one follows transformers.
         """
         return self.gelu(self.pooler(hidden[:, 0]))
 
     def detected(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B L"]:
-        """Returns the logits that tokens were replaced (B, L) float32, from the states."""
+        """Returns the logits (B, L) float32 that tokens were replaced, given hidden states."""
         x = self.gelu(self.detector_transform(hidden))
         return self.detector(x.astype(jnp.float32))[..., 0]
 
     @takes_inputs
     def generated(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L N"]:
-        """Returns the generator's states of the last layer (B, L, N)."""
+        """Returns the hidden states of the generator's last layer (B, L, N)."""
+        # The embeddings before their projection, because the generator has a projection of its own.
         x = super()._embed(inputs, train=train)  # (B, L, E)
         return self.generator.encoded(x, mask=inputs.mask, train=train)
 
     def encoded(
         self, x: Float[Array, "B L E"], *, mask: Mask, train: bool
     ) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M) of embeddings (B, L, E)."""
+        """Returns the hidden states of the last layer (B, L, M) for embeddings (B, L, E)."""
         return self.encoder(self.projected(x), mask=mask, train=train)
 
     def generator_transformed(self, hidden: Float[Array, "*B N"]) -> Float[Array, "*B E"]:
-        """Applies the layer in front of the generator's output projection, (..., N) -> (..., E)."""
+        """Applies the layer before the generator's output projection, (..., N) -> (..., E)."""
         return self.generator.transformed(hidden)
 
     def generator_output(self) -> Projection:
-        """Returns the generator's output projection: the shared table (V, E), and a bias (V,)."""
+        """Returns the generator's output projection: the shared table (V, E) and a bias (V,)."""
         return Projection(self.token_embed.table(), self.generator.mlm_bias())
 
     def flops(self, length: int, predictions: int) -> float:
@@ -154,12 +155,12 @@ class ELECTRA(BERT):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# ELECTRA's discriminator and generator, and fine-tuned heads, from and to Hugging Face.
+# ELECTRA's discriminator, generator and fine-tuning heads, from and to Hugging Face.
 _KEYS = bert.KEYS.changed(
     required={"embedding_size": "d_embed"},
     optional={"type_vocab_size": ("num_token_types", 2)},
     allowed={
-        # The vector of a choice.
+        # The pooled vector in multiple choice.
         "summary_type": ("first",),
         "summary_use_proj": (True,),
         "summary_activation": ("gelu",),
@@ -189,7 +190,7 @@ class _ELECTRA(Family):
     ignored = (
         # Tied to the embeddings.
         "generator_lm_head.weight",
-        # The numbers 0, 1, 2, ...
+        # The constants 0, 1, 2, ...
         "embeddings.position_ids",
     )
 
@@ -197,7 +198,7 @@ class _ELECTRA(Family):
         return self.tensors | (_PROJECTION if model.d_embed != model.d_model else {})
 
     def model_keys(self, hf_config):
-        # A checkpoint is the generator or the discriminator.
+        # A checkpoint holds either the generator or the discriminator.
         return super().model_keys(hf_config) | {"generator_size": 0.0}
 
     def sections(self, folder):
@@ -220,7 +221,7 @@ class Discriminator(_ELECTRA):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(_ELECTRA):
-    """A generator, also that of a pair, and any ELECTRA that is a masked language model."""
+    """An ELECTRA trained as a masked language model, or the generator of a pair."""
 
     def matches(self, config):
         if config.task.name == "masked_lm":

@@ -1,6 +1,4 @@
-"""ELMo: two language models that read words by their characters, forward and backward (Peters et
-al. 2018).
-"""
+"""ELMo: a forward and a backward language model over characters of words (Peters et al. 2018)."""
 
 from functools import partial
 from typing import Literal
@@ -17,19 +15,20 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.recurrent import LSTM, State, Unidirectional, zero_state
 
-# The states of both directions, for each layer.
+# The recurrent states of both directions, for each layer.
 Carry = tuple[tuple[State, State], ...]
 
 _FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
-_SHORTEST = 8  # characters of a word: two marks around at least six bytes
+_SHORTEST = 8  # characters of a word: two special characters around at least six bytes
 
 
 class ELMo(Encoder):
-    """Characters of words (B, L, C) int32 -> states (B, L, M) that have read the whole row.
+    """Characters of words (B, L, C) int32 -> bidirectional hidden states (B, L, M).
 
-    The left half of a state is of the direction that has read the words up to its own, the right
-    half of that from its own word on. The state at a word therefore predicts the next word, or
-    the previous one, and never its own. Both directions share the characters and the softmax.
+    The left half of a hidden state comes from the forward direction, which has read the words up to
+    and including its position, and the right half from the backward direction, which has read the
+    words from its position on. Each half therefore predicts the next or the previous word, never
+    its own. Both directions share the character embeddings and the softmax.
     """
 
     can = frozenset({"both_ways"})
@@ -40,16 +39,16 @@ class ELMo(Encoder):
     max_length = None
 
     vocab_size: PositiveInt = 793_471  # number of words that the softmax predicts
-    # width of the states, the projections of both directions side by side
+    # width of the hidden states, which concatenate the projections of both directions
     d_model: PositiveInt = 1024
     num_layers: PositiveInt = 2  # recurrent layers of each direction
     lstm_width: int = 4096  # cells of each layer of a direction
     clip: float = 3.0  # bound of the cells and of their projections
-    max_characters: int = 50  # bytes of a word and its two marks; the rest is cut off
-    character_width: int = 16  # width of the vector of a character
+    max_characters: int = 50  # bytes of a word and two special characters; the rest is cut off
+    character_width: int = 16  # width of the embedding of a character
     # filters of the convolutions, as (width in characters, number)
     filters: tuple = _FILTERS
-    num_highways: PositiveInt = 2  # highway layers behind the convolutions
+    num_highways: PositiveInt = 2  # highway layers after the convolutions
     dropout: Fraction = 0.1  # on the input of each layer, and on the last output
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -104,7 +103,7 @@ class ELMo(Encoder):
         self.output_bias = Bias(self.vocab_size, "vocab")
 
     def __call__(self, tokens: Int[ArrayLike, "B L 2 C"]) -> Float[Array, "B L 2 V"]:
-        """Returns the logits of the words that follow in the order of reading; see `advance`."""
+        """Returns the logits of the next words in the order of reading, see `advance`."""
         return self.logits(self.advance(tokens, self.initial_carry(len(tokens)))[0])
 
     @nn.nowrap
@@ -121,10 +120,10 @@ class ELMo(Encoder):
         restarts: Int[ArrayLike, "B L 2"] | None = None,
         train: bool = False,
     ) -> tuple[Float[Array, "B L 2 P"], Carry]:
-        """Reads the words of two texts, one for each direction, each in its order of reading.
+        """Reads the words of two texts, one for each direction, in its order of reading.
 
-        Returns the states (B, L, 2, P), and those after the last words. The second text comes from
-        its end to its beginning. Where `restarts` is 1, a text begins.
+        Returns the hidden states (B, L, 2, P) and the recurrent states after the last words. The
+        words of the second text come in reverse order. A text starts where `restarts` is 1.
         """
         batch, length, _, characters = tokens.shape
         words = self.words(tokens.reshape(batch, 2 * length, characters))
@@ -142,7 +141,7 @@ class ELMo(Encoder):
         carry: Carry,
         train: bool,
     ) -> tuple[list[Float[Array, "B L 2 P"]], Carry]:
-        """Returns the states of all layers, and those after the last words."""
+        """Returns the hidden states of all layers and the recurrent states after the last words."""
         x, states, after = words, [], []
         for number, layers in enumerate(zip(self.forward, self.backward)):
             x = self.drop(x, train=train)
@@ -164,7 +163,7 @@ class ELMo(Encoder):
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the words' vectors, twice side by side, and the states of all layers."""
+        """Returns the word embeddings, repeated for both directions, and all hidden states."""
         return jnp.stack(self._layers(inputs, train=False))
 
     def _layers(self, inputs: Inputs, train: bool) -> list[Float[Array, "B L M"]]:
@@ -179,12 +178,12 @@ class ELMo(Encoder):
         return [x.reshape(*words.shape[:2], self.d_model) for x in states]
 
     def output(self) -> Projection:
-        """Returns the projection of the states of one direction: table (V, P) and bias (V,)."""
+        """Returns the output projection of one direction: table (V, P) and bias (V,)."""
         return Projection(self.output_embed.table(), self.output_bias())
 
     @nn.nowrap
     def flops(self, length: int, predictions: int) -> float:
-        """Returns the FLOPs of a row of words, with so many predicted words in each direction."""
+        """Returns the FLOPs of a row of words, with `predictions` words in each direction."""
         width = self.d_model // 2
         layers = 2 * self.num_layers * parameters.recurrent(length, width, self._cell)
         return (
@@ -195,7 +194,7 @@ class ELMo(Encoder):
 
     @nn.nowrap
     def words_flops(self, length: int) -> float:
-        """Returns the FLOPs of reading so many words by their characters."""
+        """Returns the FLOPs of embedding `length` words by their characters."""
         return self._words().flops(length, self.max_characters)
 
 

@@ -63,19 +63,19 @@ class EncoderDecoder(CachedSequenceToSequence):
     num_decoder_layers: PositiveInt = 6  # number of decoder blocks
     # post: as published; pre: needs less warm-up, and adds a final norm to each stack
     norm_position: Literal["post", "pre"] = "post"
-    # kind of position vectors: sinusoids, a learned table, none; the index or its part of
-    # max_length, in each column; the bits of the index, a column each
+    # kind of position encoding: sinusoids, a learned table, none; the position (index) or its
+    # fraction of max_length (normalized) in all columns; the bits of the position (binary)
     positions: Literal["sinusoidal", "learned", "none", "index", "normalized", "binary"] = (
         "sinusoidal"
     )
-    # position vectors are so wide, and follow word vectors that are narrower by it; 0: both have
-    # d_model and are added
+    # width of position encodings that are concatenated to token embeddings of width d_model -
+    # position_width; 0: both have the width d_model and are added
     position_width: int = 0
     max_length: PositiveInt = 1024  # largest number of positions in a source or target
     dropout: Fraction = 0.1  # on each residual branch and on the embeddings
     attention_dropout: Fraction = 0.0  # on the attention weights
     tie_output: bool = True  # uses the target embeddings as output projection
-    output_bias: bool = False  # a learned bias of each token's logit
+    output_bias: bool = False  # adds a learned bias to the logit of each token
     activation: Literal["relu", "gelu", "swish"] = "relu"  # of the MLP
     norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer normalization
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
@@ -96,8 +96,8 @@ class EncoderDecoder(CachedSequenceToSequence):
             raise UserError(f"{key}: config.model.positions='none' has no vectors; set it to 0")
         if self.tie_output:
             raise UserError(
-                f"{key}: word vectors are narrower than the states that the output layer reads; "
-                "set config.model.tie_output=false"
+                f"{key}: token embeddings are narrower than the hidden states that the output "
+                "layer reads; set config.model.tie_output=false"
             )
 
     def setup(self):
@@ -190,7 +190,7 @@ class EncoderDecoder(CachedSequenceToSequence):
         positions: Int[ArrayLike, "B L"] | Int[ArrayLike, "B 1"] | None,
         train: bool,
     ) -> Float[Array, "B L M"]:
-        """Returns scaled token embeddings with positions (sections 3.4 and 3.5)."""
+        """Returns scaled token embeddings with position encodings (sections 3.4 and 3.5)."""
         if positions is None:
             max_length = self.max_length if self.positions in BOUNDED else tokens.shape[1]
             positions = row_positions(tokens, max_length)
@@ -215,12 +215,12 @@ class EncoderDecoder(CachedSequenceToSequence):
 #
 # Marian's translation models, such as OPUS-MT, from and to Hugging Face.
 #
-# Marian's columns of a sinusoidal position hold all sines, then all cosines; ours hold them in
-# turn. So all columns of the residual stream change places.
+# The columns of Marian's sinusoidal positions hold all sines, then all cosines, whereas `sinusoids`
+# interleaves them. The conversion therefore permutes all columns of the residual stream.
 #
-# A run that trained its own SentencePiece tokenizer is written with the ids and the start of a
-# Marian. Post-LN runs become MarianMTModel, pre-LN runs Pegasus, which is the same model with the
-# norms in front. CTranslate2 reads both.
+# A run that trained its own SentencePiece tokenizer is exported with the token ids and the start
+# token of a Marian model. Post-LN runs become MarianMTModel, and pre-LN runs become Pegasus, which
+# is the same model in pre-LN. CTranslate2 reads both.
 _EPSILON = 1e-5
 _KEYS = Keys(
     required={
@@ -247,7 +247,7 @@ _FINAL_NORMS = {
 @dataclasses.dataclass(frozen=True)
 class Translator(Writer):
     model = "encoder_decoder"
-    ignored = (*Writer.ignored, "embed_positions.weight")  # transformers computes the positions
+    ignored = (*Writer.ignored, "embed_positions.weight")  # sinusoids, which are computed
 
     norm_position: str = "post"
 
@@ -274,7 +274,7 @@ class Translator(Writer):
         return max(hf_config["vocab_size"], hf_config.get("decoder_vocab_size") or 0)
 
     def model_keys(self, hf_config):
-        # transformers' default differs.
+        # A missing key is an error as well, because the default of transformers is False.
         if not hf_config.get("scale_embedding"):
             raise UserError("scale_embedding=False: only True is supported")
         if hf_config.get("decoder_start_token_id") != hf_config.get("pad_token_id"):
@@ -331,10 +331,11 @@ class Translator(Writer):
             "decoder_vocab_size": model.vocab_size,
             "share_encoder_decoder_embeddings": model.source_vocab_size is None,
             "scale_embedding": True,
-            # CTranslate2 reads these two.
+            # These two keys are read by CTranslate2.
             "normalize_before": self.norm_position == "pre",
             "normalize_embedding": False,
-            # transformers' default is the end; generation_config.json has the run's own.
+            # By default, transformers forces the end token; generation_config.json has the value of
+            # the run.
             "forced_eos_token_id": None,
         }
 
@@ -361,13 +362,14 @@ class PreNorm(Translator):
     def sections(self, folder):
         if not (folder / "source.spm").exists():
             raise UserError(
-                f"no source.spm: {self.architecture} is read with the tokenizer of a Marian, not "
-                "with that of published Pegasus models"
+                f"no source.spm: {self.architecture} is read with the tokenizer of a Marian model, "
+                "not with the one of published Pegasus models"
             )
         return super().sections(folder)
 
     def constants(self, model):
-        # transformers misses these, which it could compute, in a checkpoint of Pegasus.
+        # transformers reports these as missing from a checkpoint of Pegasus, although it could
+        # compute them.
         table = _positions(model.max_length, model.d_model)
         return super().constants(model) | {
             f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")
@@ -375,21 +377,21 @@ class PreNorm(Translator):
 
 
 def _as_marian(config, pair: Pair) -> Pair:
-    """Returns the tokenizers of a run as Marian has them."""
+    """Returns the tokenizers of a run as tokenizers of Marian."""
     if isinstance(pair.target, Marian):
         return pair
     if not isinstance(pair.target, SentencePiece) or pair.source is not pair.target:
         raise UserError(
-            "MarianTokenizer has the tokenizers of published Marians, and a SentencePiece model "
-            "that both languages share (config.data.tokenizer=unigram or bpe, without "
-            "config.model.source_vocab_size): not those of this run"
+            "MarianTokenizer supports the tokenizers of published Marian models, and a "
+            "SentencePiece model that both languages share (config.data.tokenizer=unigram or bpe, "
+            "without config.model.source_vocab_size), but not the tokenizers of this run"
         )
     tokenizer, _ = unigram.marian_of_sentence_piece(pair.target, config.model.vocab_size)
     return Pair(tokenizer, tokenizer)
 
 
 def _column_order(d_model: int) -> np.ndarray:
-    """Returns the columns of ours in Marian's order: the sines, then the cosines."""
+    """Returns our columns in the order of Marian: the sines, then the cosines."""
     return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
 
 
@@ -405,8 +407,9 @@ def _permuted(params, task, order: np.ndarray):
     """Returns the parameters with the columns of the residual stream in another order."""
     traits = parameters.traits(task.param_shapes)
 
-    def permute(x, of_parameter):
-        for axis, name in enumerate(of_parameter.axes):
+    # The axes with these names are exactly those along the residual stream.
+    def permute(x, declaration):
+        for axis, name in enumerate(declaration.axes):
             x = np.take(x, order, axis) if name in ("embed", "norm") else x
         return x
 
@@ -414,7 +417,7 @@ def _permuted(params, task, order: np.ndarray):
 
 
 def _with_rows(params, order: list[int]):
-    """Returns the parameters with the tokens of the vocabulary in another order."""
+    """Returns the parameters with the tokens of the vocabulary in this order."""
     embedding = params["target_embed"]["embedding"][order]
     new = params | {"target_embed": {"embedding": embedding}}
     if "logit_bias" in params:
@@ -423,11 +426,12 @@ def _with_rows(params, order: list[int]):
 
 
 def _starting_from_zero(params, start_id: int):
-    """Returns the parameters of the same post-LN function, whose `start_id` has the embedding 0.
+    """Returns parameters of an equivalent post-LN model in which `start_id` has the embedding 0.
 
-    CTranslate2 begins a Marian's decoder with zeros. The embedding of `start_id` is subtracted from
-    those of all tokens. The logits of a position then change by a constant. The biases of the first
-    layers add to the residual stream, and to queries, keys and values, as much as was subtracted.
+    This is needed because CTranslate2 starts the decoder of a Marian model with zeros instead of an
+    embedding. The embedding of `start_id` is subtracted from the embeddings of all tokens, which
+    changes all logits of a position by the same constant. The biases of the first layers add to the
+    residual stream and to queries, keys and values what was subtracted from their inputs.
     """
     table = params["target_embed"]["embedding"].astype(np.float64)
     shift = math.sqrt(table.shape[1]) * table[start_id]  # (M,)
@@ -439,7 +443,7 @@ def _starting_from_zero(params, start_id: int):
 
 
 def _with_shift(stack, shift: np.ndarray):
-    """Returns a stack whose first attention reads its inputs plus `shift` (M,), as its residual."""
+    """Returns a stack whose first attention and its residual see the inputs plus `shift` (M,)."""
     stack = jax.tree.map(np.array, stack)
     attention = stack["layers"]["attention"]
     for name in ("query", "key", "value"):

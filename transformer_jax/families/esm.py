@@ -1,4 +1,4 @@
-"""ESM, the encoder of proteins: ESM-1b (Rives et al. 2021) and ESM-2 (Lin et al. 2023)."""
+"""The protein language models ESM-1b (Rives et al. 2021) and ESM-2 (Lin et al. 2023)."""
 
 import dataclasses
 from functools import partial
@@ -18,15 +18,16 @@ from transformer_jax.layers.blocks import Block, LayerNorm
 from transformer_jax.layers.embeddings import Rotary, row_positions
 from transformer_jax.layers.parameters import Linear
 
-# The share of masked tokens in training: 80 % of the 15 % that are predicted.
+# The fraction of tokens that pre-training replaces by the mask token: 80 % of the 15 % that are
+# predicted.
 _MASKED = 0.15 * 0.8
 
 
 class ESM(RoBERTa):
     """Residues (B, L) int32 -> hidden states (B, L, M).
 
-    It is a RoBERTa whose layers are pre-LN, with a last norm behind them, and without a pooler.
-    Padding stands behind the residues of a row. The defaults are the sizes of ESM-1b.
+    ESM is a RoBERTa with pre-LN layers, a final norm and no pooler. Padding follows the residues of
+    a row. The default sizes are those of ESM-1b.
     """
 
     can = frozenset({"attend", "fill", "contact"})
@@ -37,15 +38,15 @@ class ESM(RoBERTa):
     d_model: PositiveInt = 1280  # width of the residual stream
     num_layers: PositiveInt = 33  # number of blocks
     num_heads: PositiveInt = 20  # attention heads of a layer
-    max_length: PositiveInt = 1024  # most tokens of a row, with those around the protein
+    max_length: PositiveInt = 1024  # largest number of tokens in a row, with special tokens
     dropout: Fraction = 0.0  # on each residual branch
     attention_dropout: Fraction = 0.0  # on the attention weights
     positions: Literal["learned", "rotary"] = "learned"  # rotary: ESM-2
-    norm_first: bool = True  # a norm of the embeddings, in front of the layers; false: ESM-2
-    # token dropout: zeros in place of the vectors of masks, and the others scaled by the share of
-    # other tokens in training over that in the row
+    norm_first: bool = True  # a norm of the embeddings, before the layers; false: ESM-2
+    # embeds mask tokens as zeros, and scales all other embeddings by the fraction of unmasked
+    # tokens in pre-training over this fraction in the row
     token_dropout: bool = True
-    mask_id: int = 32  # id of the mask
+    mask_id: int = 32  # id of the mask token
 
     def setup(self):
         rotary = Rotary() if self.positions == "rotary" else None
@@ -62,9 +63,10 @@ class ESM(RoBERTa):
     def __call__(
         self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 1 1"]]:
-        """Returns states (B, L, M), logits of masked residues (B, L, V), and a contact's logit.
+        """Returns hidden states (B, L, M), logits of masked residues (B, L, V) and of one contact.
 
-        That logit is of maps without attention. It gives the parameters of `contact_logits`.
+        The contact logit is computed from zeros instead of attention maps. It is returned so that
+        initialization creates the parameters of `contact_logits`.
         """
         hidden = self.hidden(inputs, train=train)
         no_maps = jnp.zeros((len(hidden), 1, 1, self.num_layers * self.num_heads))
@@ -72,22 +74,22 @@ class ESM(RoBERTa):
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M). Token types are ignored."""
+        """Returns the hidden states of the last layer (B, L, M). Token types are ignored."""
         x = self._embed(inputs, train=train)
         return self.encoder_norm(self.encoder(x, mask=inputs.mask, train=train))
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M).
+        """Returns the embeddings and the hidden states of all layers (layers + 1, B, L, M).
 
-        Those of the last layer are normalised, as in `hidden`.
+        The hidden states of the last layer are normalized, as in `hidden`.
         """
         x = self._embed(inputs, train=False)
         outputs = self.encoder(x, mask=inputs.mask, every_layer=True)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs[:-1], self.encoder_norm(outputs[-1:])])
 
     def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
-        """Returns the inputs of the first layer; zeros for padding. They have no dropout."""
+        """Returns the inputs of the first layer, zeros for padding, without dropout."""
         tokens, positions, segments = inputs.tokens, inputs.positions, inputs.segment_ids
         filled = jnp.ones(jnp.shape(tokens), bool) if segments is None else segments > 0
         if positions is None:
@@ -96,7 +98,7 @@ class ESM(RoBERTa):
         if self.token_dropout:
             is_mask = (tokens == self.mask_id) & filled
             observed = is_mask.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)  # (B,)
-            # A row of masks alone has only zeros.
+            # The maximum avoids a division by zero in a row of mask tokens, which becomes zeros.
             scale = (1 - _MASKED) / jnp.maximum(1 - observed, 1e-3)
             x = jnp.where(is_mask[..., None], 0, x * scale[:, None, None]).astype(x.dtype)
         if self.positions == "learned":
@@ -106,16 +108,17 @@ class ESM(RoBERTa):
         return jnp.where(filled[..., None], x, 0)
 
     def contact_logits(self, maps: Float[Array, "B P P N"]) -> Float[Array, "B P P"]:
-        """Returns the logits that residues touch, float32 (Rao et al. 2020, section 3).
+        """Returns the logits of contacts between residues, float32 (Rao et al. 2020, section 3).
 
-        `maps` are the corrected attention maps of all layers and heads (inference/contacts.py).
+        `maps` are the attention maps of all layers and heads after the correction in
+        inference/contacts.py.
         """
         return self.contact(maps.astype(jnp.float32))[..., 0]
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# ESM with the heads of masked residues and of contacts, from and to Hugging Face.
+# ESM with the masked-residue and contact heads, from and to Hugging Face.
 _POSITIONS = "max_position_embeddings"
 # {position_embedding_type: config.model.positions}
 _KINDS = {"absolute": "learned", "rotary": "rotary"}
@@ -138,7 +141,7 @@ _KEYS = Keys(
         "emb_layer_norm_before": ("norm_first", False),
     },
     allowed={
-        # The first position is the one behind it.
+        # The first row of the position table that is used is pad_token_id + 1.
         "pad_token_id": (ESM.position_offset - 1,),
         "is_folding_model": (False,),
         "is_decoder": (False,),
@@ -174,10 +177,10 @@ class MaskedResidues(Family):
         # Tied to the embeddings and to lm_head.bias.
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
-        # The numbers 0, 1, 2, ..., and the rates of the rotations.
+        # The constants 0, 1, 2, ..., and the rates of the rotations.
         "embeddings.position_ids",
         "rotary_embeddings.inv_freq",
-        # Checkpoints with rotary positions may have a table of learned ones, too.
+        # Checkpoints with rotary positions may also contain a table of learned positions.
         "embeddings.position_embeddings.weight",
     )
 

@@ -1,4 +1,4 @@
-"""GloVe: two tables of word vectors and of biases, for the logarithms of counts."""
+"""GloVe: two tables of word vectors and biases that fit the logarithms of co-occurrence counts."""
 
 from jaxtyping import Array, ArrayLike, Float, Int
 
@@ -8,7 +8,10 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 
 
 class GloVe(WordVectors):
-    """The model of Pennington et al. 2014, equation 7. A word's vector is the sum of its two."""
+    """The model of Pennington et al. 2014, equation 7.
+
+    The vector of a word is the sum of its vectors in both tables.
+    """
 
     can = WordVectors.can | {"cooccur"}
     vocabulary = (
@@ -32,7 +35,7 @@ class GloVe(WordVectors):
     def log_counts(
         self, first: Int[ArrayLike, "B N"], second: Int[ArrayLike, "B N"]
     ) -> Float[Array, "B N"]:
-        """Returns the logarithms of the counts of pairs of words (B, N) (equation 7)."""
+        """Returns the predicted log counts of pairs of words (B, N) (equation 7)."""
         products = self.token_embed(first) * self.output_embed(second)
         return products.sum(axis=-1) + self.token_bias()[first] + self.output_bias()[second]
 

@@ -27,8 +27,8 @@ from transformer_jax.layers.parameters import Dropout, compute_dtype
 class GPT(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    A position attends to itself and to earlier positions. Segment ids start at 1 and separate the
-    documents of a packed row; 0 is padding. By default a row is one document, with positions
+    Each position attends to itself and to earlier positions. Segment ids start at 1 and separate
+    the documents of a packed row; 0 is padding. By default, a row is one document with positions
     0..L-1.
     """
 
@@ -87,6 +87,7 @@ class GPT(Cached):
         mlp = partial(
             MLP,
             d_ff=self.d_ff or 4 * self.d_model,
+            # The tanh approximation, as in the published code.
             activation=partial(jax.nn.gelu, approximate=True),
             **linear,
         )
@@ -104,6 +105,7 @@ class GPT(Cached):
             self.num_layers,
             unroll=self.unroll,
             remat=self.remat,
+            # GPT-3 alternates dense and local layers (Brown et al. 2020, section 2.1).
             windows=(None, self.local_window),
         )
         if self.norm_position == "pre":
@@ -126,16 +128,16 @@ class GPT(Cached):
     def output(self) -> Projection:
         """Returns the output projection: table (V, M) float32, and bias (V,) or None.
 
-        The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias
-        excludes the rows that pad the vocabulary.
+        The table is tied to the token embeddings. V is rounded up to a multiple of vocab_multiple,
+        and the bias excludes the rows that pad the vocabulary.
         """
         return self.token_embed.output()
 
     def flops(self, length: int, predictions: int | None = None) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+        """Returns the FLOPs of a forward pass over one row, two for each multiply-add.
 
-        `predictions` is the number of predicted positions (None: all). Causal attention counts the
-        visible keys. Padding is counted; norms, softmax and embedding look-ups are not.
+        `predictions` is the number of predicted positions (None: all). Causal attention counts only
+        visible keys. Padding is counted; norms, softmax and embedding lookups are not.
         """
         sizes = parameters.LayerSizes.of(self)
         num_local = 0 if self.local_window is None else self.num_layers // 2
@@ -153,14 +155,14 @@ class GPT(Cached):
 #
 # GPT and GPT-2 with a language-model head, and GPT-2 classifiers, from and to Hugging Face.
 #
-# Our rows for classification have tokens at the beginning, between texts and at the end: the last
-# three ids of the vocabulary (see `finetuning/encoder.py`). A published GPT-2 classifier never saw
-# them. Its conversion adds three newly initialized vectors to the vocabulary. The outputs for rows
-# without these tokens stay the same, but the model needs further fine-tuning before `predict` is
-# useful.
+# For classification, this package adds special tokens at the start of a row, between its texts and
+# at its end, whose ids are the last three of the vocabulary (see `finetuning/encoder.py`). A
+# published GPT-2 classifier was trained without them, so its conversion adds three newly
+# initialized embeddings. The outputs for rows without these tokens are unchanged, but the model
+# needs further fine-tuning before `predict` is useful.
 #
-# A run exported from here has the three tokens. A key in config.json says so, and the exported
-# tokenizer adds them to each row.
+# A classifier exported from this package has the three tokens. A key in config.json says so, and
+# the exported tokenizer adds them to each row.
 _REQUIRED = {
     "vocab_size": "vocab_size",
     "n_positions": "max_length",
@@ -235,9 +237,9 @@ _GPT2 = {
 }
 _CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
 
-# A key of config.json: the last three ids begin, separate and end the texts of a row.
-_MARKS = "transformer_jax_marks"
-_NUM_MARKS = 3
+# A key of config.json: the last three ids start, separate and end the texts of a row.
+_HAS_SPECIAL_TOKENS = "transformer_jax_marks"
+_NUM_SPECIAL_TOKENS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +267,7 @@ class LanguageModel(family.Family):
         if embedding_dropout != dropout:
             yield (
                 f"embd_pdrop={embedding_dropout} becomes {dropout}, the value of resid_pdrop: "
-                "config.model.dropout stands for both"
+                "config.model.dropout sets both rates"
             )
 
     def check(self, config: ConfigDict) -> None:
@@ -291,8 +293,8 @@ class LanguageModel(family.Family):
 class Classifier(LanguageModel):
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)
-        if not hf_config.get(_MARKS):
-            keys["vocab_size"] += _NUM_MARKS
+        if not hf_config.get(_HAS_SPECIAL_TOKENS):
+            keys["vocab_size"] += _NUM_SPECIAL_TOKENS
         return keys
 
     def task_keys(self, config, hf_config):
@@ -301,22 +303,22 @@ class Classifier(LanguageModel):
 
     def remarks(self, hf_config):
         yield from super().remarks(hf_config)
-        if not hf_config.get(_MARKS):
+        if not hf_config.get(_HAS_SPECIAL_TOKENS):
             yield (
-                "this model never saw the tokens that begin and end our rows; fine-tune it before "
-                "you use it"
+                "this model was trained without the special tokens at the start and end of our "
+                "rows; fine-tune it before you use it"
             )
 
     def other_keys(self, config, tokenizer):
-        # The head reads the last token that is not padding: the one that ends our rows. Id 0 is our
-        # padding.
-        marks = {"pad_token_id": 0, _MARKS: True}
-        return super().other_keys(config, tokenizer) | family.write_keys(config.task) | marks
+        # transformers' head reads the last token that is not padding, which is the end token of the
+        # row. The id of padding is 0.
+        special = {"pad_token_id": 0, _HAS_SPECIAL_TOKENS: True}
+        return super().other_keys(config, tokenizer) | family.write_keys(config.task) | special
 
     def tokenizer_files(self, task):
-        begin, separator, end = task.marks
-        marks = (*begin, *separator, *end)
-        return task.tokenizer.hf_files() | task.tokenizer.hf_marked(marks)
+        start, separator, end = task.marks
+        special = (*start, *separator, *end)
+        return task.tokenizer.hf_files() | task.tokenizer.hf_marked(special)
 
 
 ARCHITECTURES = [

@@ -21,15 +21,15 @@ from transformer_jax.layers.longformer_attention import (
 class Linformer(RoBERTa):
     """Tokens (B, L) int32 -> hidden states (B, L, M). A row is one example.
 
-    Keys and values are mixtures of all positions, so a row cannot hold several examples, and no
-    token can be hidden from another.
+    Keys and values are linear combinations over all positions, so a row cannot hold several
+    examples, and no token can be hidden from another.
     """
 
     can = RoBERTa.can - {"attend", "write"}
 
     rank: int = 128  # keys and values that a token sees, whatever the length
-    # what has one projection of the length: the heads of a layer, also its keys and values, or also
-    # all layers
+    # what shares a projection of the length: the heads of a layer, in addition its keys and values,
+    # or all layers
     sharing: Sharing = "keys_and_values"
 
     def check(self):
@@ -54,7 +54,7 @@ class Linformer(RoBERTa):
     ) -> Float[Array, "*layers B L M"]:
         """As in BERT. Raises UserError for several examples in a row, and for ranks.
 
-        Under jax.jit the segments are not known.
+        Under jax.jit, where the segments are unknown, several examples are not detected.
         """
         mask, segments = inputs.mask, inputs.segment_ids
         is_known = segments is not None and not isinstance(segments, jax.core.Tracer)
@@ -77,7 +77,7 @@ class Linformer(RoBERTa):
 
 
 class _LengthProjection(nn.Module):
-    """The projection (N, R) of all layers."""
+    """The projection (N, R) that all layers share."""
 
     shape: tuple[int, int]
 

@@ -21,22 +21,22 @@ from transformer_jax.layers.longformer_attention import LongformerAttention
 class Longformer(RoBERTa):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
-    A token sees the tokens within a window around it, and global tokens. These see the whole row.
-    A run may begin with one of RoBERTa: its positions are repeated, and the projections of global
-    tokens begin as those of the others (section 5).
+    Each token attends to the tokens within a window around it and to the global tokens at
+    `Inputs.global_positions`, which attend to the whole row.
 
-    The global tokens are those at `Inputs.global_positions`.
+    A run may be initialized from a run of RoBERTa. Its position embeddings are then repeated, and
+    the projections of global tokens are initialized from the other projections (section 5).
     """
 
     can = RoBERTa.can - {"attend", "write"} | {"global"}
     begins_with = {"roberta": {"": {}}}
 
     max_length: PositiveInt = 4096  # number of learned positions
-    # tokens that a token sees around it, half of them on each side, in turn over the layers
+    # tokens that a token sees around it, half of them on each side; repeats over the layers
     attention_window: tuple[int, ...] = (512,)
-    # the distance between the neighbours of a window, in turn over the layers; 1: no gaps
+    # distance between neighboring keys of a window; repeats over the layers; 1: no gaps
     attention_dilation: tuple[int, ...] = (1,)
-    # the number of the first heads of each layer that have the dilation; None: all
+    # number of heads of each layer, from the first, that have the dilation; None: all
     dilated_heads: int | None = None
 
     @classmethod
@@ -48,8 +48,8 @@ class Longformer(RoBERTa):
         if name != "position_embed/embedding":
             return super().origins_of_rows(name, stored, wanted)
         offset = cls.position_offset
-        positions = [offset + place % (stored - offset) for place in range(wanted - offset)]
-        return [*range(offset), *positions]
+        rows = [offset + position % (stored - offset) for position in range(wanted - offset)]
+        return [*range(offset), *rows]
 
     def check(self):
         super().check()
@@ -73,7 +73,8 @@ class Longformer(RoBERTa):
             )
 
     def setup(self):
-        # The distance to the last token on each side is half of the window.
+        # The most distant visible token on each side is at half of the window, and `windows` bounds
+        # distances exclusively.
         reaches = tuple(window // 2 + 1 for window in self.attention_window)
         attention = partial(LongformerAttention, dilated_heads=self.dilated_heads)
         dilations = self.attention_dilation if self.dilated_heads != 0 else (1,)
@@ -106,7 +107,7 @@ class Longformer(RoBERTa):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# Longformer with the head of pre-training and those of fine-tuning, from and to Hugging Face.
+# Longformer with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = roberta.KEYS.changed(required={"attention_window": "attention_window"})
 _GLOBAL = {
     **linear("attention.self.query_global", "attention/global_query"),
@@ -139,14 +140,14 @@ class PreTraining(roberta.PreTraining):
         windows = itertools.cycle(config.model.attention_window)
         return super().other_keys(config, tokenizer) | {
             "attention_window": list(itertools.islice(windows, config.model.num_layers)),
-            # The separator that ends a question.
+            # transformers finds the end of a question by this token.
             "sep_token_id": tokenizer.eos_id,
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned(family.FineTuned, PreTraining):
-    """Longformer with a fine-tuned head. That head has the dropout of the model."""
+    """Longformer with a fine-tuned head, whose dropout is the one of the model."""
 
     dropout_key = ""
 

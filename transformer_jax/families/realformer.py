@@ -1,4 +1,4 @@
-"""RealFormer: BERT whose attention scores have a residual path (He et al. 2020)."""
+"""RealFormer: BERT with residual attention scores (He et al. 2020)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,8 +11,8 @@ from transformer_jax.layers.relative_attention import ResidualAttention, Residua
 class RealFormer(BERT):
     """Tokens (B, L) int32 -> hidden states (B, L, M), with the arguments of BERT.
 
-    Each layer adds the scores of its attention to those of the layer below. The parameters are
-    those of BERT, and a run may begin with one of BERT.
+    Each layer adds its attention scores to the scores of the layer below. The parameters are the
+    same as in BERT, so that a run may be initialized from a run of BERT.
     """
 
     can = BERT.can - {"write"}
@@ -26,6 +26,7 @@ class RealFormer(BERT):
         self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
         batch, length, _ = x.shape
+        # There is no layer below the first one, so it adds its scores to zeros.
         scores = jnp.zeros((batch, self.num_heads, length, length), jnp.float32)
         states, _ = self.encoder((x, scores), mask=inputs.mask, **options)
         return states

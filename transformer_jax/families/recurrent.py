@@ -1,6 +1,6 @@
 """A recurrent language model (Mikolov et al. 2010; Karpathy 2015).
 
-Dropout is on the connections between layers alone (Zaremba et al. 2014).
+Dropout applies only to connections between layers, not to recurrent ones (Zaremba et al. 2014).
 """
 
 from functools import partial
@@ -17,14 +17,14 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.recurrent import Stack
 
-# The outputs of the layers, and their cells where a cell has such.
+# The outputs of the layers and, for an LSTM, their cells.
 Carry = tuple[Float[Array, "B layers M"], ...]
 
 
 class RecurrentLM(Recurrent):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The state of a row is that of each layer.
+    The state of a row consists of the states of all layers.
     """
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")

@@ -1,5 +1,7 @@
-"""Recurrent encoder-decoders (Sutskever et al. 2014; Cho et al. 2014; Bahdanau et al. 2014; Luong
-et al. 2015), and the Transformer encoder with a recurrent decoder (Chen et al. 2018).
+"""Recurrent sequence-to-sequence models, optionally with a Transformer encoder.
+
+Sutskever et al. 2014; Cho et al. 2014; Bahdanau et al. 2014; Luong et al. 2015. Transformer encoder
+with a recurrent decoder: Chen et al. 2018.
 """
 
 from functools import partial
@@ -39,8 +41,8 @@ from transformer_jax.layers.recurrent_decoder import (
 class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    The encoder output at a source position is its annotation beside the decoder's first state. Rows
-    may be packed: segment ids tell the pairs apart, as in `CachedSequenceToSequence`.
+    The encoder output at a source position is its annotation concatenated with the initial state of
+    the decoder. Rows may be packed, with segment ids as in `CachedSequenceToSequence`.
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
@@ -53,30 +55,30 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     # number of tokens in the source vocabulary; None: source and target share vocabulary and
     # embeddings
     source_vocab_size: PositiveInt | None = None
-    d_model: PositiveInt = 256  # width of the embeddings, and of the decoder's states
+    d_model: PositiveInt = 256  # width of the embeddings and of the decoder
     # recurrent cell; a GRU resets its state after or before the recurrent product of the candidate
     cell: recurrent.Name = "lstm"
-    # layers that read forward, in both directions, or the blocks of a Transformer
+    # forward or bidirectional recurrent layers, or the blocks of a Transformer
     encoder_kind: Literal["forward", "bidirectional", "transformer"] = "bidirectional"
     # width of a direction of the encoder; None: d_model, in both directions together
     encoder_width: int | None = None
     num_encoder_layers: PositiveInt = 1  # number of encoder layers
     num_decoder_layers: PositiveInt = 1  # number of decoder layers
     reverse_source: bool = False  # reads the words of a source from the last to the first
-    # first state of the decoder. copy: the last state of each layer of the encoder; project:
+    # initial state of the decoder; copy: the last state of each layer of the encoder; project:
     # tanh(W h), where h is the last output of a forward encoder, the output at the first word of
     # the backward direction, or the mean output of a Transformer
     bridge: Literal["copy", "project"] = "copy"
-    # none; before the cells, with the state before as the query; or after them, with their output
+    # none; before the cells, with the previous state as query; or after them, with their output
     attention: Place = "after"
     # score of a source position; content has a learned key strength
     score: Score = "general"
-    # source positions that attention sees: all, those near the target's position, or those near a
-    # position that is predicted
+    # source positions that attention sees: all, those near the target position (monotonic), or
+    # those near a predicted position (predicted)
     attention_window: Window = "all"
     radius: int = 10  # largest distance of a source position in attention_window
-    # what the first cell reads beside the token: with attention after the cells, the decoder's
-    # output of the step before; without attention, a summary of the source
+    # an additional input of the first cell: with attention after the cells, the previous output of
+    # the decoder; without attention, a summary of the source
     input_feeding: bool = True
     num_heads: PositiveInt = 4  # attention heads of a layer of a Transformer encoder
     d_ff: PositiveInt = 1024  # width of the MLP's hidden layer in a Transformer encoder
@@ -103,7 +105,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         _refuse(
             is_one_vector and self._directions == 2,
             "encoder_kind='bidirectional': must be 'forward' with config.model.bridge='project' "
-            "and config.model.attention='none', which leave the forward direction without use",
+            "and config.model.attention='none', which do not use the forward direction",
         )
         is_dot = self.attention != "none" and self.score in ("dot", "scaled_dot")
         _refuse(
@@ -127,7 +129,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
 
     @property
     def _encoder_width(self) -> int:
-        """The width of a direction, and of the summary."""
+        """The width of a direction and of the summary."""
         is_own = self.encoder_width and self.encoder_kind != "transformer"
         return self.encoder_width if is_own else self.d_model // self._directions
 
@@ -137,7 +139,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
 
     @property
     def _copies(self) -> bool:
-        """Whether the states of the encoder can be those of the decoder."""
+        """Whether the states of the encoder have the shapes of the decoder's initial states."""
         return (
             self.encoder_kind != "transformer"
             and self.num_encoder_layers == self.num_decoder_layers
@@ -159,7 +161,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
 
     @property
     def _first_widths(self) -> tuple[int, ...]:
-        """The widths of the arrays of the decoder's first state."""
+        """The widths of the arrays of the decoder's initial state."""
         fed = (self.d_model,) if self._summarizes else ()
         return tuple(w for cell in self._step.cells for w in cell.state_widths) + fed
 
@@ -229,15 +231,17 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         segments = jnp.ones_like(tokens) if segments is None else segments
         if source_segment_ids is None:
             source_segment_ids = jnp.ones(encoder_output.shape[:2], jnp.int32)
-        begin, _ = bounds(segments)
-        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        start, _ = bounds(segments)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         visible = source_segment_ids[:, None] == segments[:, :, None]  # (B, T, S)
         visible = visible & (source_segment_ids > 0)[:, None]
         source, first_states = self.begun(encoder_output, source_segment_ids)
-        of_source = jnp.argmax(visible, axis=-1)  # a position of the source of each target
-        first = jax.tree.map(lambda x: at(x, of_source), first_states)
-        masks = {"begins": places == begin, "visible": visible}
-        masks["at"] = (places - begin).astype(jnp.float32)
+        # The first source position with the segment of each target; all of them hold the initial
+        # state of the decoder.
+        source_positions = jnp.argmax(visible, axis=-1)
+        first = jax.tree.map(lambda x: at(x, source_positions), first_states)
+        masks = {"begins": positions == start, "visible": visible}
+        masks["at"] = (positions - start).astype(jnp.float32)
         x = self.drop(self.target_embed(tokens), train=train)
         states = self.decoder(x, source, first, masks, train=train)
         return self.drop(self._read_out(states, x), train=train)
@@ -256,10 +260,11 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         return source, (tuple(states), fed)
 
     def _read_out(self, states: Float[Array, "*B F"], x: Float[Array, "*B M"]):
-        """Returns the states before the output projection."""
+        """Returns the hidden states before the output projection."""
         if self.attention != "before":
             return states
-        pairs = self.readout(jnp.concatenate([states, x], axis=-1))  # Bahdanau et al. 2014, A.2.2
+        # A maxout layer over pairs (Bahdanau et al. 2014, appendix A.2.2).
+        pairs = self.readout(jnp.concatenate([states, x], axis=-1))
         return pairs.reshape(*pairs.shape[:-1], self.d_model, 2).max(axis=-1)
 
     def output(self) -> Projection:

@@ -1,4 +1,4 @@
-"""Reformer: a language model for long rows on little memory (Kitaev et al. 2020)."""
+"""Reformer: a memory-efficient language model for long sequences (Kitaev et al. 2020)."""
 
 import dataclasses
 import math
@@ -29,9 +29,9 @@ from transformer_jax.layers.reversible import ReversibleBlock, ReversibleStack
 class Reformer(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The layers are reversible, and their attention reads chunks: of the row, or of the row sorted by
-    the buckets of its tokens. Segment ids start at 1 and separate the documents of a packed row; 0
-    is padding. By default a row is one document, with positions 0..L-1.
+    The layers are reversible, and their attention works on chunks, either of the row or of the row
+    sorted by the buckets of its tokens. Segment ids start at 1 and separate the documents of a
+    packed row; 0 is padding. By default, a row is one document with positions 0..L-1.
     """
 
     can = frozenset({"cache"})
@@ -46,32 +46,32 @@ class Reformer(Cached):
     num_layers: PositiveInt = 6  # number of blocks
     num_heads: PositiveInt = 12  # attention heads of a layer
     head_dim: PositiveInt | None = 64  # width of a head; None: d_model / num_heads
-    # attention of the layers in turn: to the chunk before and its own (local), or to the tokens of
-    # its bucket (lsh)
+    # kinds of attention, which repeat over the layers: to a token's own chunk and the previous one
+    # (local), or to the tokens of its bucket (lsh)
     attention: tuple[str, ...] = ("local", "lsh")
     local_chunk: PositiveInt = 64  # tokens of a chunk of local attention
     lsh_chunk: PositiveInt = 64  # tokens of a chunk of LSH attention
     rounds: PositiveInt = 1  # hashing rounds; each finds further keys
     # even factors of the number of buckets; twice the length / lsh_chunk is usual
     buckets: tuple[int, ...] = (128,)
-    # whether a token sees all of its chunk and of the one before, also other buckets, as in the
-    # published code. Then the tokens that it sees depend on later ones
+    # whether a token sees its whole chunk and the previous one, even other buckets, as in the
+    # published code; the tokens that it sees then depend on later ones
     across_buckets: bool = False
     max_length: PositiveInt = 4096  # number of positions
-    axial_shape: tuple[int, ...] = (64, 64)  # sides of the grid of positions, whose area they are
-    # columns of a position that each side has; their sum is d_model
+    axial_shape: tuple[int, ...] = (64, 64)  # sides of the grid of positions; product: max_length
+    # columns of a position embedding that each side contributes; their sum is d_model
     axial_widths: tuple[int, ...] = (64, 192)
-    mlp_chunk: int | None = None  # positions that an MLP reads at a time; None: all
+    mlp_chunk: int | None = None  # positions that the MLP processes at a time; None: all
     norm_epsilon: NonNegativeFloat = 1e-12  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
     init_std: NonNegativeFloat = 0.02
-    dropout: Fraction = 0.05  # on embeddings, hidden layers, residual branches and the last states
+    dropout: Fraction = 0.05  # on embeddings, hidden layers, residual branches and the last layer
     attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
-    # activations computed again in the backward pass: those of each layer, from the outputs of the
-    # last one (reversible), none, all except matrix products (dots), or all but inputs (full)
+    # activations recomputed in the backward pass: all, from the outputs of the last layer
+    # (reversible), none, all except matrix products (dots), or all except layer inputs (full)
     remat: Literal["reversible", "none", "dots", "full"] = "reversible"
 
     def check(self):
@@ -133,7 +133,7 @@ class Reformer(Cached):
         )
         self.norm = LayerNorm(self.norm_epsilon)
         self.output_dropout = Dropout(self.dropout)
-        # The states are two halves.
+        # The hidden states are the two halves, concatenated.
         self.output_embed = embed(2 * self.d_model, init)
         self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
 
@@ -165,7 +165,7 @@ class Reformer(Cached):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B L E"]:
-        """As in Cached. All LSH layers hash with the `rotations`; None: layers/lsh_attention.py."""
+        """As in `Cached`. With `rotations`, all LSH layers hash with them, see `LSHAttention`."""
         x = self.token_embed(tokens) + self._positions(positions)
         x = self.embed_dropout(x, train=train).astype(jnp.float32)
         halves = self.decoder((x, x), mask=mask, rotations=rotations, train=train, decode=decode)
@@ -173,19 +173,19 @@ class Reformer(Cached):
         return self.output_dropout(x, train=train)
 
     def _positions(self, positions: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
-        """Returns the vectors of places in the grid: those of each side, joined (appendix)."""
+        """Returns axial position embeddings: those of each side of the grid, concatenated."""
         if not isinstance(positions, jax.core.Tracer):
             check_ids(np.asarray(positions), self.max_length, "max_length")
-        places = []
+        coordinates = []
         for side in reversed(self.axial_shape[1:]):
-            positions, place = jnp.divmod(positions, side)
-            places.insert(0, place)
-        places.insert(0, positions)
-        parts = [embed(place) for embed, place in zip(self.position_embed, places)]
+            positions, coordinate = jnp.divmod(positions, side)
+            coordinates.insert(0, coordinate)
+        coordinates.insert(0, positions)
+        parts = [embed(index) for embed, index in zip(self.position_embed, coordinates)]
         return jnp.concatenate(parts, axis=-1)
 
     def output(self) -> Projection:
-        """Returns the output projection of both halves."""
+        """Returns the output projection, which reads both halves."""
         return self.output_embed.output().biased(self.output_bias())
 
     @property
@@ -199,7 +199,7 @@ class Reformer(Cached):
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Returns the FLOPs of a forward pass over one row.
 
-        A query of a chunk is counted with all keys of its chunk and of the one before.
+        Each query is counted with all keys of its own chunk and the previous one.
         """
         sizes = parameters.LayerSizes.of(self)
         layers = 0.0
@@ -223,8 +223,8 @@ class Reformer(Cached):
 #
 # Reformer with its language-model head, from and to Hugging Face.
 #
-# The published model draws its rotations as torch does. Outputs are equal where both hash with the
-# same rotations.
+# The published model draws its rotations with PyTorch's random numbers, so the outputs are equal
+# only if both hash with the same rotations.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -279,7 +279,7 @@ _HEAD = {
     "reformer.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
     **norm("reformer.encoder.layer_norm", "norm"),
     "lm_head.decoder.weight": ("same", "output_embed/embedding"),
-    # Published twice. The second one counts.
+    # Published twice, of which the second one is used.
     "lm_head.bias": ("same", "output_bias/bias"),
     "lm_head.decoder.bias": ("same", "output_bias/bias"),
 }
@@ -288,19 +288,19 @@ _HEAD = {
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(family.Family):
     model = "reformer"
-    ignored = ("mask_value_float16", "mask_value_float32")  # those of hidden keys
+    ignored = ("mask_value_float16", "mask_value_float32")  # constant scores of hidden keys
 
     def table(self, model):
         pattern = model.attention
         table = dict(_HEAD)
-        for place, kind in enumerate(pattern):
-            block = f"block_{place}/" if len(pattern) > 1 else ""
-            name = f"reformer.encoder.layers.{{{place}:{len(pattern)}}}."
+        for index, kind in enumerate(pattern):
+            block = f"block_{index}/" if len(pattern) > 1 else ""
+            name = f"reformer.encoder.layers.{{{index}:{len(pattern)}}}."
             table |= layers(name, f"decoder/layers/{block}", _LAYER[kind])
         return table | self._positions(model)
 
     def _positions(self, model) -> Table:
-        """Returns the entries of the positions: a table, or one for each side of their grid."""
+        """Returns the entries of the position table, or of one table for each side of the grid."""
         if len(model.axial_shape) == 1:
             name = "reformer.embeddings.position_embeddings.embedding.weight"
             return {name: ("same", "position_embed_0/embedding")}
@@ -379,7 +379,7 @@ class LanguageModel(family.Family):
 
 
 def _shortest_pattern(kinds: list[str]) -> list[str]:
-    """Returns the shortest pattern that repeats to these kinds of attention."""
+    """Returns the shortest pattern of which these kinds of attention are repeats."""
     for length in range(1, len(kinds) + 1):
         times, rest = divmod(len(kinds), length)
         if not rest and kinds == kinds[:length] * times:

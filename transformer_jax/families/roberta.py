@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT without token types and without a second objective."""
+"""RoBERTa (Liu et al. 2019): BERT without token types and without next-sentence prediction."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,8 +19,8 @@ from transformer_jax.layers.embeddings import Projection
 class RoBERTa(BERT):
     """Tokens (B, L) int32 -> hidden states (B, L, M), as in BERT.
 
-    All tokens are of one type: separators alone divide the texts of a pair. Pre-training has no
-    pooler.
+    All tokens have the same type, so that only separators divide the texts of a pair. There is no
+    pooler in pre-training.
     """
 
     can = BERT.can - {"token_types", "next_sentence"}
@@ -38,18 +38,18 @@ class RoBERTa(BERT):
     def __call__(
         self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
-        """Returns the states (B, L, M) and the logits of masked tokens (B, L, V)."""
+        """Returns the hidden states (B, L, M) and the logits of masked tokens (B, L, V)."""
         hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
 
     def _embed(self, inputs, *, train):
-        """Returns the sum of the embeddings (B, L, M). All tokens are of type 0."""
+        """Returns the sum of the embeddings (B, L, M). All tokens have type 0."""
         return super()._embed(inputs.replace(token_types=None), train=train)
 
     def output(self) -> Projection:
-        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32.
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,) float32.
 
-        V is a multiple of vocab_multiple here.
+        V is rounded up to a multiple of vocab_multiple.
         """
         return self.token_embed.output().biased(self.mlm_bias())
 
@@ -64,12 +64,12 @@ class RoBERTa(BERT):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# RoBERTa with the head of pre-training and those of fine-tuning, from and to Hugging Face.
+# RoBERTa with its pre-training and fine-tuning heads, from and to Hugging Face.
 _POSITIONS = "max_position_embeddings"
 KEYS = bert.KEYS.changed(
     allowed={
         "type_vocab_size": (1,),
-        # The first position is the one behind it.
+        # The first row of the position table that is used is pad_token_id + 1.
         "pad_token_id": (RoBERTa.position_offset - 1,),
     },
 )
@@ -93,9 +93,9 @@ class PreTraining(Family):
         # Tied to the embeddings and to lm_head.bias.
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
-        # The numbers 0, 1, 2, ...
+        # The constants 0, 1, 2, ...
         "embeddings.position_ids",
-        # Published checkpoints have a pooler, even where the table lacks it.
+        # Published checkpoints have a pooler, even if the table does not list it.
         "pooler.dense.weight",
         "pooler.dense.bias",
     )

@@ -18,20 +18,20 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.sparse_attention import Pattern, SparseAttention
 
-# The sets of keys of layers, in turn.
+# The sets of keys to which layers attend, which repeat over the layers.
 _ATTENDS = {"merged": ("both",), "alternated": ("near", "far"), "split": ("split",)}
 
 
 class SparseTransformer(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    A pre-LN Transformer (section 5.2). A position attends to near and far positions: itself and
-    earlier ones. Any position reaches all later ones in two layers. Positions are embedded as rows
-    and columns of a matrix that is as wide as the stride (section 5.3). The output projection is
-    not tied to the embeddings.
+    A pre-LN Transformer (section 5.2). Each position attends to near and far positions among itself
+    and earlier ones, such that information from any position reaches all later ones in two layers.
+    Positions are embedded as rows and columns of a matrix whose width is the stride (section 5.3).
+    The output projection is not tied to the embeddings.
 
-    Segment ids start at 1 and separate the documents of a packed row; 0 is padding. By default a
-    row is one document, with positions 0..L-1.
+    Segment ids start at 1 and separate the documents of a packed row; 0 is padding. By default, a
+    row is one document with positions 0..L-1.
     """
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
@@ -43,17 +43,17 @@ class SparseTransformer(Cached):
     num_heads: PositiveInt = 8  # attention heads of a layer
     head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     max_length: PositiveInt = 12_288  # largest number of positions
-    # keys of a position. strided: the last `stride` positions (near) and each stride-th one (far);
+    # keys of a position; strided: the last `stride` positions (near) and every stride-th one (far);
     # fixed: its own block of `stride` positions (near) and the last ones of each block (far)
     pattern: Literal["strided", "fixed"] = "fixed"
-    stride: int = 128  # length of a block; best near the root of the length of a row
-    # last positions of a block, to which all later blocks attend (fixed)
+    stride: int = 128  # length of a block; best near the square root of the length of a row
+    # number of positions at the end of a block to which all later blocks attend (fixed)
     num_summaries: PositiveInt = 32
-    # merged: all heads attend to near and far keys; alternated: layers attend to near or far keys,
+    # merged: all heads attend to near and far keys; alternated: layers attend to near and far keys
     # in turn; split: half of the heads attend to near keys, half to far keys
     combination: Literal["merged", "alternated", "split"] = "merged"
     norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
-    # standard deviation of the initial weights, times the root of the number of their inputs
+    # standard deviation of the initial weights, times the square root of their number of inputs
     init_scale: float = 0.125
     # standard deviation of the initial output projection; 0 as in section 6; short runs learn much
     # faster with a larger value
@@ -84,15 +84,14 @@ class SparseTransformer(Cached):
     def setup(self):
         dtype = compute_dtype(self.dtype)
         embed = partial(Embed, features=self.d_model, dtype=dtype)
-        of_tokens = partial(embed, self.vocab_size, multiple=self.vocab_multiple)
+        tokens = partial(embed, self.vocab_size, multiple=self.vocab_multiple)
         std = self.init_scale * self.d_model**-0.5
-        self.token_embed = of_tokens(init=nn.initializers.normal(std))
-        self.output_embed = of_tokens(init=nn.initializers.normal(self.output_std))
-        of_positions = partial(
-            embed, init=nn.initializers.normal(std * 2**-0.5), axes=(None, "embed")
-        )
-        self.row_embed = of_positions(-(-self.max_length // self.stride))
-        self.column_embed = of_positions(self.stride)
+        self.token_embed = tokens(init=nn.initializers.normal(std))
+        self.output_embed = tokens(init=nn.initializers.normal(self.output_std))
+        # The sum of two position embeddings has the variance of one token embedding.
+        positions = partial(embed, init=nn.initializers.normal(std * 2**-0.5), axes=(None, "embed"))
+        self.row_embed = positions(-(-self.max_length // self.stride))
+        self.column_embed = positions(self.stride)
         self.embed_dropout = Dropout(self.dropout)
         norm = partial(LayerNorm, self.norm_epsilon)
         attends = _ATTENDS[self.combination]
@@ -151,12 +150,12 @@ class SparseTransformer(Cached):
         return 2 * (-self.vocab_size % self.vocab_multiple) * self.d_model
 
     def flops(self, length: int, predictions: int | None = None) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+        """Returns the FLOPs of a forward pass over one row, two for each multiply-add.
 
         Attention counts the visible keys of a row that is one document.
         """
         pattern = Pattern(self.pattern, self.stride, self.num_summaries)
-        # Of the layers, or of the heads, half attend to near and half to far keys.
+        # Unless merged, half of the layers or heads attend to near keys and half to far keys.
         attends = "both" if self.combination == "merged" else "split"
         layer = parameters.LayerSizes.of(self).layer(length, pattern.num_pairs(length, attends))
         positions = length if predictions is None else predictions

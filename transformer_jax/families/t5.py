@@ -23,10 +23,10 @@ from transformer_jax.layers.parameters import Dropout, compute_dtype
 class T5(CachedSequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    Pre-LN blocks with RMSNorm and no biases (section 2.1). Positions reach self-attention as a bias
-    of the scores by distance, with one table for each stack. The scores are not divided by
-    sqrt(head_dim): the initial weights of the queries are smaller. Source and target share token
-    embeddings. See `CachedSequenceToSequence` for segment ids.
+    Pre-LN blocks with RMSNorm and no biases (section 2.1). Positions enter self-attention as a
+    relative bias of the scores, with one table for each stack. The scores are not divided by
+    sqrt(head_dim); instead, the initial weights of the queries are smaller by this factor. Source
+    and target share token embeddings. See `CachedSequenceToSequence` for segment ids.
     """
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
@@ -39,14 +39,14 @@ class T5(CachedSequenceToSequence):
     head_dim: PositiveInt = 64  # width of a head
     num_encoder_layers: PositiveInt = 6  # number of encoder blocks
     num_decoder_layers: PositiveInt = 6  # number of decoder blocks
-    num_buckets: PositiveInt = 32  # of distances between positions, each with a bias
+    num_buckets: PositiveInt = 32  # buckets of distances between positions, each with a bias
     max_distance: int = 128  # distances from here on share a bucket
-    gated: bool = False  # gated GELU in place of ReLU in the MLP (version 1.1)
-    # uses the token embeddings as output projection, scaled by 1 / sqrt(d_model); false: a
-    # projection of its own, without scale (version 1.1)
+    gated: bool = False  # gated GELU instead of ReLU in the MLP (version 1.1)
+    # uses the token embeddings as output projection, scaled by 1 / sqrt(d_model); false: a separate
+    # projection, without scale (version 1.1)
     tie_output: bool = True
     # on each residual branch, the attention weights, the MLP's hidden layer, the embeddings and the
-    # states of the last layers
+    # hidden states of the last layers
     dropout: Fraction = 0.1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -69,7 +69,8 @@ class T5(CachedSequenceToSequence):
     def setup(self):
         dtype = compute_dtype(self.dtype)
         width = self.num_heads * self.head_dim
-        # The published code has N(0, 1) for embeddings, and 1 / sqrt(inputs) for projections.
+        # As in the published code, embeddings start from N(0, 1) and projections with a standard
+        # deviation of 1 / sqrt(inputs).
         embed = partial(Embed, self.vocab_size, self.d_model, dtype=dtype)
         self.token_embed = embed(init=nn.initializers.normal(1.0))
         if not self.tie_output:
@@ -83,6 +84,7 @@ class T5(CachedSequenceToSequence):
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             scale=1.0,
+            # Includes the factor 1 / sqrt(head_dim) of the scores.
             query_init=nn.initializers.normal((self.d_model * self.head_dim) ** -0.5),
             output_init=nn.initializers.normal(width**-0.5),
             **linear,
@@ -130,7 +132,10 @@ class T5(CachedSequenceToSequence):
         mask: Mask,
         train: bool = False,
     ) -> Float[Array, "B S M"]:
-        """Returns the encoder_output of source tokens. Distances in a row stand for `positions`."""
+        """Returns the encoder output (B, S, M).
+
+        `positions` are not used, because the bias depends only on distances within a row.
+        """
         length = source.shape[1]
         bias = self.encoder_bias(mask.distance(length, length))
         x = self.state_dropout(self.token_embed(source), train=train)
@@ -150,6 +155,7 @@ class T5(CachedSequenceToSequence):
     ) -> Float[Array, "B T M"]:
         length = target.shape[1]
         num_keys = decode or length
+        # In beam search, each slot of the cache holds the keys of all beams.
         if mask.ancestors is not None:
             num_keys = length * mask.ancestors.shape[2]
         bias = self.decoder_bias(mask.distance(length, num_keys))
@@ -159,11 +165,11 @@ class T5(CachedSequenceToSequence):
         return self.state_dropout(self.decoder_norm(x), train=train)
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
-        """Scales states for the tied output projection; other states stay as they are."""
+        """Scales hidden states if the output projection is tied to the embeddings."""
         return hidden * self.d_model**-0.5 if self.tie_output else hidden
 
     def output(self) -> Projection:
-        """Returns the output projection: the table (V, M), and no bias."""
+        """Returns the output projection: the table (V, M) without a bias."""
         return Projection((self.token_embed if self.tie_output else self.output_embed).table())
 
     def layer_sizes(self) -> parameters.LayerSizes:
@@ -175,7 +181,7 @@ class T5(CachedSequenceToSequence):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# T5 of versions 1.0 and 1.1, from and to Hugging Face.
+# T5 versions 1.0 and 1.1, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -242,11 +248,11 @@ _OUTPUT = "lm_head.weight"
 class Writer(EncoderDecoder):
     model = "t5"
     ignored = (
-        # Tied to the shared embeddings. The output projection is read where it is not.
+        # Tied to the shared embeddings. If the output projection is not tied, `table` lists it.
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
         _OUTPUT,
-        # Published files have a bias here that no model uses.
+        # Published files contain a bias here that no model uses.
         "EncDecAttention.relative_attention_bias.weight",
     )
 
@@ -272,9 +278,10 @@ class Writer(EncoderDecoder):
 
 
 def _has_tied_output(hf_config: dict) -> bool:
-    """Whether the output projection is the scaled embeddings.
+    """Whether the output projection is tied to the embeddings and scaled.
 
-    transformers 5 writes tie_word_embeddings=true for all models, and the scale apart.
+    transformers 5 writes tie_word_embeddings=true for all models, so scale_decoder_outputs takes
+    precedence.
     """
     tied = hf_config.get("tie_word_embeddings", True)
     return hf_config.get("scale_decoder_outputs", tied)

@@ -23,18 +23,19 @@ from transformer_jax.layers.relative_attention import (
     encoded_distances,
 )
 
-# The inputs of all layers at the positions of a memory, and 1 where such a position is filled.
+# The inputs of all layers at the positions of the memory, and 1 where a position is filled.
 Carry = tuple[Float[Array, "B layers K M"], Int[Array, "B K"]]
 
 
 class TransformerXL(Recurrent):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The state of a row is a memory: the inputs of all layers at the tokens before it (section 3.2).
-    Attention depends on distances alone, so a row has any length (section 3.3).
+    The state of a row is a memory, which holds the inputs of all layers at the preceding tokens
+    (section 3.2). Attention depends only on distances, so that rows may have any length (section
+    3.3).
 
-    With `adaptive_cutoffs`, embeddings and softmax are adaptive, as in the paper's models of words.
-    The ids of the vocabulary must then be in the order of frequency.
+    With `adaptive_cutoffs`, embeddings and softmax are adaptive, as in the paper's word-level
+    models. The ids of the vocabulary must then be sorted by frequency.
     """
 
     vocabulary = ("token_embed/embedding", "output_bias/bias")
@@ -43,23 +44,24 @@ class TransformerXL(Recurrent):
     # pads embedding tables with zeros to a multiple of this number of rows, for speed; results
     # and the number of parameters stay the same
     vocab_multiple: PositiveInt = 1
-    # the numbers of the most frequent tokens at which the vocabulary is divided, for an adaptive
-    # softmax; the published ones for WikiText-103 are (20_000, 40_000, 200_000); (): none
+    # ids at which the vocabulary is divided for an adaptive softmax; the published ones for
+    # WikiText-103 are (20_000, 40_000, 200_000); (): no adaptive softmax
     adaptive_cutoffs: tuple[int, ...] = ()
-    # the embeddings behind each cutoff are narrower than those before it by this factor
+    # factor by which embeddings become narrower after each cutoff
     adaptive_divisor: int = 1
     d_model: PositiveInt = 410  # width of the residual stream
     d_ff: PositiveInt = 2100  # width of the MLP's hidden layer
     num_layers: PositiveInt = 16  # number of blocks
     num_heads: PositiveInt = 10  # attention heads of a layer
     head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
-    memory_length: PositiveInt = 150  # tokens before a row that its tokens see
-    # a token sees as many tokens as the memory has, and not also those of its row before it
+    memory_length: PositiveInt = 150  # preceding tokens that the tokens of a row see
+    # limits all tokens to a context of memory_length tokens; otherwise, the context of a token also
+    # contains the preceding tokens of its row
     same_length: bool = False
     norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
     init_std: NonNegativeFloat = 0.02
-    # on embeddings, residual branches, hidden layers, encoded distances and the last states
+    # on embeddings, residual branches, hidden layers, encoded distances and the last layer
     dropout: Fraction = 0.1
     attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
@@ -112,7 +114,7 @@ class TransformerXL(Recurrent):
 
     @nn.nowrap
     def initial_carry(self, rows: int) -> Carry:
-        """Returns the empty memory of rows whose texts begin."""
+        """Returns an empty memory, for rows at the start of their texts."""
         shape = (rows, self.num_layers, self.memory_length, self.d_model)
         filled = jnp.zeros((rows, self.memory_length), jnp.int32)
         return jnp.zeros(shape, compute_dtype(self.dtype)), filled
@@ -127,7 +129,7 @@ class TransformerXL(Recurrent):
         train: bool = False,
     ) -> tuple[Float[Array, "B L M"], Carry]:
         memory, remembered = carry
-        # The texts of a row are numbered from 1, the text of its memory. Padding is 0.
+        # Texts are numbered from 1, which is the text that continues the memory. Padding is 0.
         texts = jnp.ones_like(tokens) if restarts is None else 1 + jnp.cumsum(restarts, axis=1)
         texts = texts if filled is None else jnp.where(filled, texts, 0)
         x = self.embed_dropout(self.token_embed(tokens) * self.d_model**0.5, train=train)
@@ -135,11 +137,12 @@ class TransformerXL(Recurrent):
         inputs = jnp.concatenate([x[None], outputs[:-1]])  # (layers, B, L, M)
         longer = jnp.concatenate([memory, jnp.moveaxis(inputs, 0, 1)], axis=2)
         is_last = texts == texts.max(axis=1, keepdims=True)
-        ends = jnp.concatenate([remembered * is_last[:, :1], is_last & (texts > 0)], axis=1)
-        # Padding stands at the end of a row, and does not enter the memory.
-        places = (texts > 0).sum(axis=1)[:, None] + jnp.arange(self.memory_length)  # (B, K)
-        memory = jnp.take_along_axis(longer, places[:, None, :, None], axis=2)
-        carry = jax.lax.stop_gradient(memory), jnp.take_along_axis(ends, places, axis=1)
+        # Only the last text of the row continues, so only its positions count as filled.
+        filled = jnp.concatenate([remembered * is_last[:, :1], is_last & (texts > 0)], axis=1)
+        # The new memory ends at the last token of each row, because padding must not enter it.
+        indices = (texts > 0).sum(axis=1)[:, None] + jnp.arange(self.memory_length)  # (B, K)
+        memory = jnp.take_along_axis(longer, indices[:, None, :, None], axis=2)
+        carry = jax.lax.stop_gradient(memory), jnp.take_along_axis(filled, indices, axis=1)
         return self.output_dropout(outputs[-1], train=train), carry
 
     def _decoded(
@@ -149,9 +152,10 @@ class TransformerXL(Recurrent):
         texts: Int[Array, "B S"],
         train: bool,
     ) -> Float[Array, "layers B L M"]:
-        """Returns the outputs of all layers. `texts` are those of the memory and of the row."""
+        """Returns the outputs of all layers. `texts` are numbers for the memory and the row."""
         length = x.shape[1]
         decode = dict(train=train, every_layer=True)
+        # The parameters do not depend on the memory.
         if self.is_initializing():
             relations = Relations(encoded_distances(length, 0, self.d_model))
             return self.decoder(x, mask=Mask(causal=True), relations=relations, **decode)
@@ -171,7 +175,7 @@ class TransformerXL(Recurrent):
         return decoder.apply(variables, x, **decode)[0]
 
     def output(self) -> Output:
-        """Returns the output layer, whose tables are those of the token embeddings."""
+        """Returns the output layer, which is tied to the token embeddings."""
         if self.adaptive_cutoffs:
             return self.adaptive_output(self.token_embed.output())
         return self.token_embed.output().biased(self.output_bias())
@@ -182,7 +186,7 @@ class TransformerXL(Recurrent):
 
     @property
     def _clusters(self) -> Clusters:
-        """The division of the vocabulary by `adaptive_cutoffs`."""
+        """The clusters into which `adaptive_cutoffs` divide the vocabulary."""
         return Clusters(
             self.vocab_size, self.d_model, tuple(self.adaptive_cutoffs), self.adaptive_divisor
         )
@@ -201,7 +205,7 @@ class TransformerXL(Recurrent):
         """Returns the FLOPs of a forward pass over one row with a full memory.
 
         The projection of the distances, which all rows of a batch share, is not counted. An
-        adaptive softmax is counted for a text by Zipf's law.
+        adaptive softmax is counted for token frequencies that follow Zipf's law.
         """
         sizes = parameters.LayerSizes.of(self)
         keys = self.memory_length + length

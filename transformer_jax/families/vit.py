@@ -25,9 +25,9 @@ from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype, de
 
 
 class ViT(SignalEncoder):
-    """Images (B, H, W, C) of pixels from 0 to 255 -> states (B, 1 + N, M) of N patches.
+    """Images (B, H, W, C) of pixels from 0 to 255 -> hidden states (B, 1 + N, M) of N patches.
 
-    The first state is that of the class token (equations 1 to 4).
+    The first hidden state belongs to the class token (equations 1 to 4).
     """
 
     modality = "images"
@@ -35,10 +35,10 @@ class ViT(SignalEncoder):
 
     image_size: int = 224  # pixels of a side of an image
     patch_size: int = 16  # pixels of a side of a patch
-    channels: int = 3  # of an image: 1 for grey, 3 for red, green and blue
-    # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
+    channels: int = 3  # of an image: 1 for grayscale, 3 for red, green and blue
+    # subtracted from pixel values between 0 and 1: one number, or one for each channel
     mean: tuple = (0.5,)
-    std: tuple = (0.5,)  # divides these differences
+    std: tuple = (0.5,)  # divides pixel values after the subtraction of mean
     d_model: PositiveInt = 768  # width of the residual stream
     d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
     num_layers: PositiveInt = 12  # number of blocks
@@ -46,7 +46,7 @@ class ViT(SignalEncoder):
     head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     # learned positions, or sinusoids of the row and the column of a patch
     positions: Literal["learned", "sinusoidal"] = "learned"
-    # the state that a head reads: that of the class token, or the mean of those of the patches
+    # the input of a head: the class token, or the mean over the patches
     pool: Literal["class", "mean"] = "class"
     norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
@@ -64,7 +64,7 @@ class ViT(SignalEncoder):
     def resize(
         cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
     ) -> Callable[[Any], Any] | None:
-        """The positions of another resolution are interpolated (section 3.2)."""
+        """Position embeddings of another resolution are interpolated (section 3.2)."""
         if name != "position_embed/embedding" or stored[1:] != wanted[1:]:
             return None
         return partial(patches.interpolated, rows=wanted[0])
@@ -128,26 +128,26 @@ class ViT(SignalEncoder):
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the class token and of the patches (B, 1 + N, M).
+        """Returns the hidden states of the class token and the patches (B, 1 + N, M).
 
-        With `inputs.visible`, the model reads these patches alone, in this order, and L is 1 + K
-        (He et al. 2021, section 3).
+        With `inputs.visible` (B, K), the model reads only these patches, in this order, and returns
+        (B, 1 + K, M) (He et al. 2021, section 3).
         """
         x = self._embed(inputs.images, inputs.visible, train=train)
         return self.norm(self.encoder(x, mask=Mask(), train=train))
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, 1 + N, M).
+        """Returns the embeddings and the hidden states of all layers (layers + 1, B, 1 + N, M).
 
-        Those of the last layer are normalised, as `hidden` returns them.
+        The hidden states of the last layer are normalized, as in `hidden`.
         """
         x = self._embed(inputs.images, None, train=False)
         states = self.encoder(x, mask=Mask(), every_layer=True)
         return jnp.concatenate([x[None], states[:-1], self.norm(states[-1])[None]])
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
-        """Returns the state that a head reads (B, M)."""
+        """Returns the input of a head (B, M)."""
         return hidden[:, 0] if self.pool == "class" else hidden[:, 1:].mean(axis=1)
 
     def _embed(
@@ -157,7 +157,7 @@ class ViT(SignalEncoder):
         *,
         train: bool,
     ) -> Float[Array, "B L M"]:
-        """Returns the embeddings of the class token and the patches, with positions."""
+        """Returns the embeddings of the class token and the patches, with position embeddings."""
         expected = (self.image_size, self.image_size, self.channels)
         if images.shape[1:] != expected:
             raise UserError(
@@ -166,20 +166,22 @@ class ViT(SignalEncoder):
             )
         pixels = patches.normalised(images, self.mean, self.std)
         x = self.patch_embed(patches.patches(pixels, self.patch_size))  # (B, N, M)
-        of_class, of_patches = self._positions(x.dtype)
-        x = x + of_patches
+        class_position, patch_positions = self._positions(x.dtype)
+        x = x + patch_positions
+        # Patches are selected after the addition, so that each keeps its own position embedding.
         if visible is not None:
             x = patches.taken(x, visible)
         token = jnp.broadcast_to(
-            self.class_embed.astype(x.dtype) + of_class, (len(x), 1, x.shape[2])
+            self.class_embed.astype(x.dtype) + class_position, (len(x), 1, x.shape[2])
         )
         x = jnp.concatenate([token, x], axis=1)
         x = sharding.constrain(x, "batch", "length", None)
         return self.embed_dropout(x, train=train)
 
     def _positions(self, dtype: jnp.dtype) -> tuple[Float[Array, "1 M"], Float[Array, "N M"]]:
-        """Returns the positions of the class token and of the patches."""
+        """Returns the position embeddings of the class token and the patches."""
         if self.positions == "learned":
+            # The table is gathered over fsdp, because activations do not split M.
             table = sharding.constrain(self.position_embed.table(), None, None).astype(dtype)
             return table[:1], table[1:]
         rows = self.image_size // self.patch_size
@@ -187,9 +189,10 @@ class ViT(SignalEncoder):
         return jnp.zeros_like(table[:1]), table
 
     def flops(self, length: int, predictions: int = 0) -> float:
-        """Returns the FLOPs of a forward pass over one row of `length` patches and the class token.
+        """Returns the FLOPs of a forward pass over `length` patches and the class token.
 
-        All patches of an image are embedded. Norms and softmax are not counted.
+        All patches of an image are embedded, even those that are not visible. Norms and softmax are
+        not counted.
         """
         tokens = 1 + length
         layer = parameters.LayerSizes.of(self).layer(tokens, tokens**2)
@@ -201,7 +204,7 @@ class ViT(SignalEncoder):
 #
 # ViT with a classification head, from and to Hugging Face.
 _PREPROCESSOR = "preprocessor_config.json"
-# transformers' numbers for ways of interpolation: 2 is bilinear.
+# The code of bilinear interpolation in transformers (PIL's enumeration).
 _BILINEAR = 2
 _KEYS = Keys(
     required={
@@ -267,7 +270,7 @@ class Classifier(family.Family):
 
     def remarks(self, hf_config):
         if not hf_config["preprocessor"]:
-            yield f"no {_PREPROCESSOR} beside it: pixels are taken as (x - 0.5) / 0.5"
+            yield f"no {_PREPROCESSOR} beside it: pixels are normalized to (x - 0.5) / 0.5"
 
     def check(self, config):
         super().check(config)
@@ -288,7 +291,7 @@ class Classifier(family.Family):
         return {"intermediate_size": d_ff} | family.label_maps(config.task.labels)
 
     def tokenizer_files(self, task):
-        """Returns preprocessor_config.json, by which transformers prepares images."""
+        """Returns preprocessor_config.json, which tells transformers how to prepare images."""
         model = task.model
         side = model.image_size
         content = {

@@ -1,5 +1,6 @@
-"""An autoencoder of images whose middle is a grid of codes (van den Oord et al. 2017; Esser et al.
-2021, section 3.1), without a discriminator.
+"""VQ-VAE: an image autoencoder whose bottleneck is a grid of discrete codes.
+
+van den Oord et al. 2017; Esser et al. 2021, section 3.1, without the discriminator.
 """
 
 from functools import partial
@@ -19,34 +20,34 @@ from transformer_jax.layers.parameters import Linear, compute_dtype, declared
 
 
 class Autoencoded(NamedTuple):
-    """Images, and what a code for each of their N patches makes of them."""
+    """Images of N patches and their reconstructions from one code per patch."""
 
-    pixels: Float[Array, "B H W C"]  # normalised
-    reconstruction: Float[Array, "B H W C"]  # likewise
-    encoded: Float[Array, "B N E"]
-    vectors: Float[Array, "B N E"]  # those of the nearest codes
+    pixels: Float[Array, "B H W C"]  # normalized
+    reconstruction: Float[Array, "B H W C"]  # normalized
+    encoded: Float[Array, "B N E"]  # encoder output
+    vectors: Float[Array, "B N E"]  # entries of the codebook that are nearest to `encoded`
 
 
 class VQAutoencoder(SignalEncoder):
-    """Images (B, S, S, C) of pixels from 0 to 255 -> states (B, N, M) of N patches.
+    """Images (B, S, S, C) of pixels from 0 to 255 -> hidden states (B, N, M) of N patches.
 
-    Encoder and decoder are residual blocks with convolutions over the grid of patches. A norm puts
-    the encoder's vectors on the scale of the codes.
+    Encoder and decoder consist of residual blocks with convolutions over the grid of patches. A
+    norm brings the encoder output to the scale of the codebook, which is initialized from N(0, 1).
     """
 
     modality = "images"
     can = frozenset({"codes"})
 
     image_size: int = 256  # pixels of a side of an image
-    patch_size: int = 16  # pixels of a side of the patch that a code stands for
-    channels: int = 3  # of an image: 1 for grey, 3 for red, green and blue
-    # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
+    patch_size: int = 16  # pixels of a side of a patch, which is represented by one code
+    channels: int = 3  # of an image: 1 for grayscale, 3 for red, green and blue
+    # subtracted from pixel values between 0 and 1: one number, or one for each channel
     mean: tuple = (0.5,)
-    std: tuple = (0.5,)  # divides these differences
+    std: tuple = (0.5,)  # divides pixel values after the subtraction of mean
     d_model: PositiveInt = 256  # width of the blocks
-    num_layers: PositiveInt = 4  # blocks of the encoder, and of the decoder
+    num_layers: PositiveInt = 4  # number of blocks in the encoder, and in the decoder
     num_codes: PositiveInt = 1024  # number of codes
-    d_code: PositiveInt = 256  # width of the vector of a code
+    d_code: PositiveInt = 256  # width of the codebook entries
     norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer norms
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -80,17 +81,17 @@ class VQAutoencoder(SignalEncoder):
     def __call__(
         self, images: Num[ArrayLike, "B H W C"], *, train: bool = False
     ) -> Float[Array, "B H W C"]:
-        """Returns the normalised reconstructions."""
+        """Returns the normalized reconstructions."""
         return self.autoencoded(images).reconstruction
 
     def hidden(
         self, images: Num[ArrayLike, "B H W C"], *, train: bool = False
     ) -> Float[Array, "B N M"]:
-        """Returns the states of the encoder's last block."""
+        """Returns the hidden states of the last block of the encoder."""
         return self.layers(images)[-1]
 
     def layers(self, images: Num[ArrayLike, "B H W C"]) -> Float[Array, "K B N M"]:
-        """Returns the embeddings of patches and the states of all blocks of the encoder."""
+        """Returns the patch embeddings and the hidden states of all blocks of the encoder."""
         return self._layers(patches.normalised(images, self.mean, self.std))
 
     def _layers(self, pixels: Float[Array, "B H W C"]) -> Float[Array, "K B N M"]:
@@ -107,21 +108,21 @@ class VQAutoencoder(SignalEncoder):
     def autoencoded(self, images: Num[ArrayLike, "B H W C"]) -> Autoencoded:
         """Returns the reconstructions from the nearest codes.
 
-        The gradient of a reconstruction passes from the vector of a code to the encoder as it is
-        (the straight-through estimator).
+        Gradients use the straight-through estimator: the gradient with respect to a codebook entry
+        is passed to the encoder output unchanged.
         """
         pixels = patches.normalised(images, self.mean, self.std)
         encoded = self._encoded(pixels)
         vectors = jnp.take(self.codes_table, self._nearest(encoded), axis=0)
-        straight = encoded + jax.lax.stop_gradient(vectors - encoded)
-        return Autoencoded(pixels, self._decoded(straight), encoded, vectors)
+        straight_through = encoded + jax.lax.stop_gradient(vectors - encoded)
+        return Autoencoded(pixels, self._decoded(straight_through), encoded, vectors)
 
     def codes(self, images: Num[ArrayLike, "B H W C"]) -> Int[Array, "B N"]:
-        """Returns the number of the code of each patch, row by row."""
+        """Returns the code of each patch, an index into the codebook, in row-major order."""
         return self._nearest(self._encoded(patches.normalised(images, self.mean, self.std)))
 
     def images_of(self, codes: Int[ArrayLike, "B N"]) -> UInt8[Array, "B H W C"]:
-        """Returns the images that the decoder makes of codes."""
+        """Returns the images that the decoder reconstructs from codes."""
         values = self._decoded(jnp.take(self.codes_table, codes, axis=0))
         values = values * jnp.array(self.std) + jnp.array(self.mean)
         return jnp.clip(jnp.rint(255 * values), 0, 255).astype(jnp.uint8)
@@ -130,6 +131,7 @@ class VQAutoencoder(SignalEncoder):
         return self.code_norm(self.to_code(self._layers(pixels)[-1])).astype(jnp.float32)
 
     def _nearest(self, encoded: Float[Array, "B N E"]) -> Int[Array, "B N"]:
+        # |e - c|^2 without |e|^2, which is the same for all codes.
         squares = jnp.sum(jnp.square(self.codes_table), axis=1)
         products = jnp.einsum("bne,ke->bnk", encoded, self.codes_table)
         return jnp.argmin(squares - 2 * products, axis=-1)

@@ -43,13 +43,13 @@ _CONVOLUTION_EPSILON = 1e-5  # of the norms between convolutions; no key of tran
 
 
 class Predictions(NamedTuple):
-    """The result of `Wav2Vec2.predictions` for P frames of each row.
+    """The result of `Wav2Vec2.predictions` for P frames of each example.
 
     Attributes:
-      contexts: projections of the states (B, P, E) float32.
+      contexts: projections of the hidden states (B, P, E) float32.
       targets: projections of the quantized features (B, P, E) float32.
       quantized: the quantized features, see `Quantized`.
-      power: the mean square of all features, () float32.
+      power: the mean square of all features, () float32, which the loss may penalize.
     """
 
     contexts: Float[Array, "B P E"]
@@ -59,12 +59,12 @@ class Predictions(NamedTuple):
 
 
 class Wav2Vec2(SignalEncoder):
-    """Samples (B, S) float32 of 16 kHz -> states (B, L, M) of frames of 20 ms.
+    """Audio (B, S) float32 sampled at 16 kHz -> hidden states (B, L, M) of frames of 20 ms.
 
-    A row is normalised to mean 0 and variance 1, and padded with zeros. `lengths` (B,) are the
-    samples without padding. No state sees a frame that reaches into padding. With
-    convolution_norm="group", the first norm sees all samples, as it does in the published code: the
-    length of the padding then changes all states.
+    Each row is normalized to mean 0 and variance 1 and padded with zeros. `lengths` (B,) are the
+    numbers of samples without padding. No hidden state depends on a frame that reaches into the
+    padding. An exception is convolution_norm="group", whose norm includes all samples, as in the
+    published code, so that the length of the padding changes all hidden states.
     """
 
     modality = "sound"
@@ -76,22 +76,22 @@ class Wav2Vec2(SignalEncoder):
     num_heads: PositiveInt = 12  # attention heads of a layer
     head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     convolution_widths: tuple = (512,) * 7  # channels of each convolution over the samples
-    convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # positions that each convolution reads
-    convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # positions between those windows
-    convolution_bias: bool = False  # of the convolutions over the samples
-    # group: a norm of each channel over time after the first convolution; layer: layer norms after
+    convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # kernel width of each convolution
+    convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # stride of each convolution
+    convolution_bias: bool = False  # whether the convolutions over the samples have biases
+    # group: normalizes each channel over time after the first convolution; layer: layer norms after
     # all of them
     convolution_norm: Literal["group", "layer"] = "group"
     feature_gradient: float = 0.1  # factor of the gradient of the convolutions
-    position_kernel: int = 128  # frames that the convolution of the positions reads
-    position_groups: int = 16  # groups of channels of that convolution
-    # pre: norms in front of the parts of a layer and one above the layers, as in the large model;
-    # post: norms behind them
+    position_kernel: int = 128  # kernel width of the positional convolution, in frames
+    position_groups: int = 16  # groups of channels of the positional convolution
+    # pre: a norm before each part of a layer and one after the last layer, as in the large model;
+    # post: norms after the parts
     norm_position: Literal["pre", "post"] = "post"
     codebooks: int = 2  # codebooks of the quantizer
     codes: int = 320  # entries of a codebook
-    d_code: PositiveInt = 256  # width of the entries, those of all codebooks side by side
-    d_projection: PositiveInt = 256  # width in which states and quantized features are compared
+    d_code: PositiveInt = 256  # width of the concatenated entries of all codebooks
+    d_projection: PositiveInt = 256  # width in which contexts and quantized features are compared
     norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
     init_std: NonNegativeFloat = 0.02  # standard deviation of the initial weights of the layers
     dropout: Fraction = 0.1  # on each residual branch and on the input of the layers
@@ -99,7 +99,7 @@ class Wav2Vec2(SignalEncoder):
     hidden_dropout: Fraction = 0.1  # on the MLP's hidden layer
     feature_dropout: Fraction = 0.0  # on the projected features
     quantizer_dropout: Fraction = 0.0  # on the features that are quantized
-    layer_drop: float = 0.0  # share of the layers that an update leaves out
+    layer_drop: float = 0.0  # probability that training skips a layer
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
@@ -184,12 +184,12 @@ class Wav2Vec2(SignalEncoder):
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """The samples, or frames, that each convolution reads, and those between its windows."""
+        """The (kernel width, stride) of each convolution."""
         return tuple(zip(self.convolution_kernels, self.convolution_strides))
 
     @nn.nowrap
     def num_frames(self, samples):
-        """Returns the number of frames of so many samples, a number or an array."""
+        """Returns the number of frames for a number of samples, which may be an array."""
         return num_windows(samples, self.windows)
 
     def features(self, sound: Float[ArrayLike, "B S"]) -> Float[Array, "B L C"]:
@@ -200,6 +200,8 @@ class Wav2Vec2(SignalEncoder):
             if number < len(self.convolution_norms):
                 x = self.convolution_norms[number](x)
             x = jax.nn.gelu(x, approximate=False)
+        # The value is x, but the gradient is scaled, as in the published training, in which the
+        # convolutions learn more slowly than the Transformer.
         constant = jax.lax.stop_gradient(x)
         return constant + self.feature_gradient * (x - constant)
 
@@ -209,17 +211,17 @@ class Wav2Vec2(SignalEncoder):
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer.
+        """Returns the hidden states of the last layer.
 
-        A learned vector takes the place of each masked frame. Masked channels of the frames are 0
-        (Park et al. 2019).
+        A learned vector replaces each masked frame. Masked channels of the frames are set to 0
+        (SpecAugment, Park et al. 2019).
         """
         normed = self.feature_norm(self.features(inputs.sound))
         return self._states(normed, inputs, train=train)
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the inputs of the layers and the states of all layers."""
+        """Returns the input of the first layer and the hidden states of all layers."""
         normed = self.feature_norm(self.features(inputs.sound))
         return self._states(normed, inputs, train=False, every_layer=True)
 
@@ -232,16 +234,20 @@ class Wav2Vec2(SignalEncoder):
         temperature: Float[Array, ""] | float = 1.0,
         train: bool = False,
     ) -> Predictions:
-        """Returns the states and the quantized features of the frames `places`, to be compared."""
+        """Returns the contexts and the quantized features of the frames `places` (B, P).
+
+        The targets are quantized from features before masking, which applies only to the input of
+        the Transformer (section 3).
+        """
         features = self.features(inputs.sound)
         normed = self.feature_norm(features)
         hidden = self._states(normed, inputs, train=train)
-        places = jnp.asarray(places)[..., None]
-        chosen = jnp.take_along_axis(normed, places, axis=1)  # (B, P, C)
+        indices = jnp.asarray(places)[..., None]
+        selected = jnp.take_along_axis(normed, indices, axis=1)  # (B, P, C)
         quantized = self.quantizer(
-            self.drop_quantized(chosen, train=train), temperature, train=train
+            self.drop_quantized(selected, train=train), temperature, train=train
         )
-        contexts = jnp.take_along_axis(hidden, places, axis=1).astype(jnp.float32)
+        contexts = jnp.take_along_axis(hidden, indices, axis=1).astype(jnp.float32)
         return Predictions(
             self.project_context(contexts),
             self.project_target(quantized.vectors),
@@ -252,7 +258,7 @@ class Wav2Vec2(SignalEncoder):
     def _states(
         self, normed: Float[Array, "B L C"], inputs: Inputs, *, train: bool, **options
     ) -> Float[Array, "*layers B L M"]:
-        """Returns the states of normed features, see `hidden` and `layers`."""
+        """Returns the hidden states for normalized features, see `hidden` and `layers`."""
         x = self.drop_features(self.projection(normed), train=train)
         if inputs.masked is not None:
             x = jnp.where(inputs.masked[..., None] > 0, self.mask_vector.astype(x.dtype), x)
@@ -262,6 +268,7 @@ class Wav2Vec2(SignalEncoder):
         if inputs.lengths is not None:
             frames = self.num_frames(jnp.asarray(inputs.lengths))
             filled = jnp.arange(x.shape[1]) < frames[:, None]
+            # The positional convolution has no mask, so padding must be zero for it.
             x = jnp.where(filled[..., None], x, 0)
             segments = filled.astype(jnp.int32)
             mask = Mask(query_segments=segments, key_segments=segments)
@@ -276,7 +283,7 @@ class Wav2Vec2(SignalEncoder):
 
     @nn.nowrap
     def is_feature(self, path: tuple[str, ...]) -> bool:
-        """Returns whether a parameter is that of a convolution over samples, or of its norm."""
+        """Returns whether a parameter belongs to a convolution over samples or to its norm."""
         return path[0].startswith("convolution")
 
     @nn.nowrap
@@ -304,7 +311,7 @@ class Wav2Vec2(SignalEncoder):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# wav2vec 2.0 with the heads of pre-training and of transcription, from and to Hugging Face.
+# wav2vec 2.0 with the pre-training and CTC heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "hidden_size": "d_model",
@@ -371,7 +378,7 @@ _QUANTIZER = {
 
 @dataclasses.dataclass(frozen=True)
 class _Speech(family.Family):
-    """The encoder. Its convolutions are no stack: the first one has another shape."""
+    """The encoder. Its convolutions are not a stack, because the first one has another shape."""
 
     model = "wav2vec2"
 

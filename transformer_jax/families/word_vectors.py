@@ -1,6 +1,6 @@
-"""Word vectors: a table of words that are read, and one of words that are predicted.
+"""Word vectors: a table of input vectors and a table of output vectors (Mikolov et al. 2013).
 
-Both are those of Mikolov et al. 2013. The mean of a text's vectors summarises it.
+A text is represented by the mean of the vectors of its words.
 """
 
 from typing import ClassVar
@@ -19,8 +19,8 @@ from transformer_jax.layers.embeddings import Embed, Projection
 class WordVectors(Encoder):
     """Tokens (B, L) int32 -> their vectors (B, L, M).
 
-    The state of the first token, which is [CLS] in a fine-tuning, is the mean of the row's vectors
-    instead. Positions of segment 0 are padding.
+    The vector of the first token, which is [CLS] in fine-tuning, is replaced by the mean of the
+    vectors of the row. Positions of segment 0 are padding.
     """
 
     can = frozenset({"static"})
@@ -37,7 +37,7 @@ class WordVectors(Encoder):
         self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)
 
     def _uniform(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "V M"]:
-        """Returns numbers between -0.5 / M and 0.5 / M, as in the published code."""
+        """Returns uniform values between -0.5 / M and 0.5 / M, as in the published code."""
         limit = 0.5 / self.d_model
         return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
@@ -58,12 +58,12 @@ class WordVectors(Encoder):
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the vectors (1, B, L, M). There are no layers above them."""
+        """Returns the vectors (1, B, L, M), because there are no layers above them."""
         return self._embed(inputs.tokens)[None]
 
     def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         return self.token_embed(tokens)
 
     def flops(self, length: int, predictions: int) -> float:
-        # The vectors of a row are added up to their mean.
+        # The first term is the mean over the vectors of a row.
         return length * self.d_model + parameters.dense(predictions, self.d_model, self.vocab_size)

@@ -1,4 +1,4 @@
-"""XLNet: an encoder that predicts tokens in a permuted order (Yang et al. 2019)."""
+"""XLNet: an encoder pre-trained to predict tokens in a permuted order (Yang et al. 2019)."""
 
 import dataclasses
 from functools import partial
@@ -30,16 +30,16 @@ from transformer_jax.layers.relative_attention import (
     encoded_distances,
 )
 
-# The inputs of all layers at the positions of a memory, and 1 where such a position is filled.
+# The inputs of all layers at the positions of the memory, and 1 where a position is filled.
 Carry = tuple[Float[Array, "B layers K M"], Int[Array, "B K"]]
 
 
 class XLNet(Encoder):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
-    Attention depends on the distance of two tokens, and on whether their token types are equal.
-    Rows have any length and no positions: the argument `positions` changes nothing. Segment ids
-    are as in BERT. A row ends in <cls>, whose type is neither text's.
+    Attention depends on the distance between two tokens and on whether their token types are equal.
+    Rows may have any length, and `positions` are ignored. Segment ids are as in BERT. A row ends
+    with <cls>, whose token type differs from the types of both texts.
     """
 
     can = frozenset({"token_types", "pool", "attend", "permute"})
@@ -106,14 +106,14 @@ class XLNet(Encoder):
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M). Each has read the whole row."""
+        """Returns the hidden states of the last layer (B, L, M), which see the whole row."""
         x = self.embed_dropout(self.token_embed(inputs.tokens), train=train)
         x = self._encoded(x, inputs, train=train)
         return self.output_dropout(x, train=train)
 
     @takes_inputs
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+        """Returns the embeddings and the hidden states of all layers (layers + 1, B, L, M)."""
         x = self.token_embed(inputs.tokens)
         outputs = self._encoded(x, inputs, every_layer=True)
         return jnp.concatenate([x[None], outputs])
@@ -151,7 +151,7 @@ class XLNet(Encoder):
         )
 
     def initial_carry(self, rows: int) -> Carry:
-        """Returns the empty memory of rows whose texts begin."""
+        """Returns an empty memory, for rows at the start of their texts."""
         shape = (rows, self.num_layers, self.memory_length, self.d_model)
         filled = jnp.zeros((rows, self.memory_length), jnp.int32)
         return jnp.zeros(shape, compute_dtype(self.dtype)), filled
@@ -166,13 +166,14 @@ class XLNet(Encoder):
         remembered: int = 0,
         train: bool = False,
     ) -> tuple[Float[Array, "B P M"], Carry | None]:
-        """Returns the states that predict the tokens at the positions `targets` (section 2.3).
+        """Returns the hidden states that predict the tokens at the positions `targets`.
 
-        `inputs.ranks` are the places of the tokens in the order of prediction. A token sees those
-        of its own rank and of lower ranks. The state of a target sees those of lower ranks alone.
+        This is two-stream attention (section 2.3). `inputs.ranks` are the indices of the tokens in
+        the order of prediction. A token (content stream) sees tokens of its own rank or a lower
+        one, whereas a target (query stream) sees only tokens of a lower rank.
 
-        With a carry, all tokens also see the memory. It then takes in the first `remembered`
-        positions of each row. The collection "state" must be mutable.
+        With a carry, all tokens also see the memory, to which the first `remembered` positions of
+        each row are then appended. The collection "state" must be mutable.
         """
         tokens, ranks, token_types = inputs.tokens, inputs.ranks, inputs.token_types
         x = self.token_embed(tokens)  # (B, L, M)
@@ -180,9 +181,11 @@ class XLNet(Encoder):
         x = jnp.concatenate([x, queries.astype(x.dtype)], axis=1)
         x = self.embed_dropout(x, train=train)
         types = jnp.zeros_like(tokens) if token_types is None else token_types
+        # One less than the rank of the token, so that `key <= query` excludes the token itself.
         target_ranks = jnp.take_along_axis(ranks, targets, axis=1) - 1
         target_types = jnp.take_along_axis(types, targets, axis=1)
         memory = 0 if carry is None else self.memory_length
+        # The memory has rank 0, so that all tokens see it, and token type 0.
         key_ranks, key_types = (jnp.pad(each, ((0, 0), (memory, 0))) for each in (ranks, types))
         mask = Mask(
             query_ranks=jnp.concatenate([ranks, target_ranks], axis=1),
@@ -209,19 +212,19 @@ class XLNet(Encoder):
         return self.output_dropout(x[:, tokens.shape[1] :], train=train), carry
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
-        """Returns one vector for each example (B, M), from the state of its last token."""
+        """Returns one vector for each example (B, M), computed from its last token."""
         return jnp.tanh(self.pooler(hidden[:, -1]))
 
     def output(self) -> Projection:
-        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,) float32."""
         return Projection(self.token_embed.table(), self.output_bias())
 
     def flops(self, length: int, predictions: int) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+        """Returns the FLOPs of a forward pass over one row, two for each multiply-add.
 
-        The `predictions` are the targets of a permuted order, further queries in all layers; rows
-        without them have no memory. The projection of the distances, which all rows of a batch
-        share, is not counted.
+        `predictions` is the number of targets in a permuted order, which are further queries in all
+        layers; without targets, a row has no memory. The projection of the distances, which all
+        rows of a batch share, is not counted.
         """
         sizes = parameters.LayerSizes.of(self)
         keys = length + (self.memory_length if predictions else 0)
@@ -235,12 +238,12 @@ class XLNet(Encoder):
 
 
 def _filled(memory: Int[Array, "B K"], tokens: Int[ArrayLike, "B L"]) -> Int[Array, "B _"]:
-    """Returns 1 for the filled keys of a memory, and for all those of the row behind it."""
+    """Returns 1 for the filled positions of a memory and for all positions of the row after it."""
     return jnp.concatenate([memory, jnp.ones_like(tokens)], axis=1)
 
 
 class _TargetEmbed(nn.Module):
-    """The learned vector (1, 1, M) with which the state of each target begins."""
+    """The learned embedding (1, 1, M) that is the input of each target."""
 
     features: int
     init: nn.initializers.Initializer
@@ -253,7 +256,7 @@ class _TargetEmbed(nn.Module):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# XLNet with the heads of pre-training and of fine-tuning, from and to Hugging Face.
+# XLNet with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -312,7 +315,7 @@ _SUMMARY = linear("sequence_summary.summary", "pooler") | linear("logits_proj", 
 @dataclasses.dataclass(frozen=True)
 class PreTraining(family.Family):
     model = "xlnet"
-    # Tied to the embeddings; and the vector that begins each target, which only pre-training uses.
+    # Tied to the embeddings; and the embedding of targets, which only pre-training uses.
     ignored = ("lm_loss.weight", _TARGET)
 
     def model_keys(self, hf_config):
@@ -337,7 +340,7 @@ class PreTraining(family.Family):
 class FineTuned(family.FineTuned, PreTraining):
     @property
     def dropout_key(self):
-        # Only a head that reads the state of <cls> has dropout of its own.
+        # Only a head that reads <cls> has a dropout rate of its own.
         return "summary_last_dropout" if self.task in ("classification", "choice") else ""
 
     def default_dropout(self, config):

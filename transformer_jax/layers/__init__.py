@@ -1,9 +1,9 @@
-"""The blocks of all models, each written once. The models compose them.
+"""Layers from which all models are composed.
 
 Axis letters in einsum strings and shape comments:
     B  batch                    H  attention heads
-    L  length of a row          D  width of a head
-    Q  queries, K  keys         F  width of the MLP's hidden layer
-    S  source, T  target        V  vocabulary
-    M  width of the model
+    L  sequence length          D  head dimension
+    Q  queries, K  keys         F  hidden width of the MLP
+    S  source, T  target        V  vocabulary size
+    M  model width              G  heads of keys and values
 """

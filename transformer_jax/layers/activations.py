@@ -1,8 +1,9 @@
-"""Activations of a model, read and replaced by name from outside.
+"""Reading and replacing the activations of a model by name, without changing the model.
 
-An activation is the output of a module, named by the module's path such as "decoder/layers/mlp", or
-an array within a module that `named` names, such as "decoder/layers/attention/weights". The layers
-of a stack are one name. Outside `capture` and `intervene`, a model's program has no trace of this.
+An activation is either the output of a module, whose name is the path of the module, such as
+"decoder/layers/mlp", or an array within a module that `named` gives a name, such as
+"decoder/layers/attention/weights". All layers of a stack share one name. Outside of `capture` and
+`intervene`, the compiled program of a model contains no trace of this.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from transformer_jax.config import UserError
 from transformer_jax.configuration import coercion
 
 COLLECTION = "activations"
-# The name in COLLECTION of the output of a module.
+# The key in COLLECTION under which the output of a module is stored.
 _OUTPUT = "output"
 
 # An array, or a function (activation, layer) -> activation.
@@ -28,10 +29,10 @@ Replacement = jax.typing.ArrayLike | Callable[[Any, jax.Array | None], Any]
 
 
 class _Layer(NamedTuple):
-    """A layer of a stack, which repeats a pattern of blocks."""
+    """A layer of a stack that repeats a pattern of blocks."""
 
     number: jax.Array  # () int32, from 0
-    repeat: jax.Array  # () int32: the repeat that it belongs to, from 0
+    repeat: jax.Array  # () int32: the repeat to which it belongs, from 0
     repeats: int
 
 
@@ -41,19 +42,21 @@ _layer: contextvars.ContextVar = contextvars.ContextVar("layer", default=None)
 
 @dataclasses.dataclass
 class _Request:
-    """The names to read and to replace, and all names that the model has computed."""
+    """The names to read and to replace, and the names that the model has computed so far."""
 
     read: Sequence[str]
     replace: Mapping[str, Replacement]
     computed: set[str] = dataclasses.field(default_factory=set)
 
     def wants(self, name: str) -> bool:
+        # Known even if it is not wanted, so that error messages and `names` list it.
         self.computed.add(name)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*self.read, *self.replace))
 
     def apply(self, module: nn.Module, key: str, name: str, x):
         """Replaces an activation, then stores it in the module's collection."""
         self.computed.add(name)
+        # Replaced before it is stored, so that `capture` returns what later modules read.
         for pattern, replacement in self.replace.items():
             if fnmatch.fnmatchcase(name, pattern):
                 x = _replaced(name, replacement, x)
@@ -62,7 +65,7 @@ class _Request:
         return x
 
     def check(self) -> None:
-        """Raises UserError for a name that the model has not computed."""
+        """Raises UserError for a name or pattern that no computed activation matches."""
         names = sorted(self.computed)
         for pattern in (*self.read, *self.replace):
             if not fnmatch.filter(names, pattern):
@@ -71,7 +74,7 @@ class _Request:
 
 
 def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
-    """Returns what stands in the place of the activation `x`."""
+    """Returns the replacement of the activation `x`, with the shape and dtype of `x`."""
     layer = _layer.get()
     if callable(replacement):
         new = replacement(x, None if layer is None else layer.number)
@@ -103,15 +106,15 @@ def capture(
 ) -> dict[str, Any]:
     """Returns the named activations of `model` on `inputs`, as {name: activation}.
 
-    A name may have wildcards: "decoder/layers/*". The activations of a stack of layers have a
-    leading axis of layers. A module that is called several times has a tuple of activations.
+    A name may contain wildcards, as in "decoder/layers/*". The activations of a stack of layers
+    have a leading axis of layers. A module that is called several times has a tuple of activations.
 
     Args:
       model: a Linen module.
       params: its parameters.
-      names: names, or patterns of names.
+      names: names or patterns of names.
       *inputs: the arguments of `model.apply`, such as token ids (B, L).
-      replace: replacements in force, as in `intervene`.
+      replace: replacements to apply at the same time, as in `intervene`.
       **options: further arguments of `model.apply`, such as method="hidden".
 
     Raises UserError for a name that the model does not compute.
@@ -119,6 +122,7 @@ def capture(
     request = _Request(names, replace or {})
     with _use(request):
         _, collections = model.apply({"params": params}, *inputs, **options, mutable=[COLLECTION])
+    # Which activations exist is known only after the model has been traced.
     request.check()
     activations = {}
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -140,11 +144,12 @@ def intervene(
 ) -> Any:
     """Returns the result of `model.apply` with activations replaced.
 
-    `replace` maps a name, or a pattern of names, to an array or to a function (activation, layer)
-    -> activation. `layer` is the number of the layer, () int32 from 0, or None outside a stack of
-    layers. In a stack it is an array of JAX: choose with jnp.where. An array is broadcast to the
-    activation of a layer; with a further leading axis, it holds one for each layer, as `capture`
-    returns them. Raises UserError for a name that the model does not compute.
+    `replace` maps a name or a pattern of names to an array or to a function (activation, layer) ->
+    activation. `layer` is the number of the layer, () int32 from 0, or None outside a stack. Within
+    a stack it is traced, so that a function which depends on it must use jnp.where. An array is
+    broadcast to the activation of a layer; if it has a further leading axis, it holds one
+    activation for each layer, as returned by `capture`. Raises UserError for a name that the model
+    does not compute.
     """
     request = _Request((), replace)
     with _use(request):
@@ -154,7 +159,7 @@ def intervene(
 
 
 def names(model: nn.Module, params: Any, *inputs, **options) -> dict[str, Any]:
-    """Returns the shapes and dtypes of all activations, as {name: shape}. Nothing is computed."""
+    """Returns the shapes and dtypes of all activations as {name: shape}, without computing them."""
 
     def all_activations(params, *inputs):
         return capture(model, params, ["*"], *inputs, **options)
@@ -163,28 +168,31 @@ def names(model: nn.Module, params: Any, *inputs, **options) -> dict[str, Any]:
 
 
 def named(module: nn.Module, key: str, x: jax.Array) -> jax.Array:
-    """Names an array within a module: its path and `key`. Returns the array in its place."""
+    """Names an array within a module by the module's path and `key`.
+
+    Returns the array, or its replacement if `intervene` has one.
+    """
     request = _current.get()
     return x if request is None else request.apply(module, key, _join(module, key), x)
 
 
 def requested(module: nn.Module, key: str) -> bool:
-    """Whether the array that `module` would name `key` is read or replaced."""
+    """Whether the array named `key` of `module` is read or replaced."""
     request = _current.get()
     return request is not None and request.wants(_join(module, key))
 
 
 def replaced() -> bool:
-    """Whether any activation is replaced. Then a stack tells its layers' numbers by `at_layer`."""
+    """Whether any activation is replaced, in which case a stack must use `at_layer`."""
     request = _current.get()
     return request is not None and bool(request.replace)
 
 
 @contextlib.contextmanager
 def at_layer(number: jax.Array | None, repeats: int, pattern: int):
-    """In the context, replacements get this number as their `layer`.
+    """A context in which replacement functions receive `number` as their `layer`.
 
-    The stack repeats a pattern of so many blocks.
+    The stack consists of `repeats` repeats of a pattern of `pattern` blocks.
     """
     layer = None if number is None else _Layer(number, number // pattern, repeats)
     token = _layer.set(layer)
@@ -200,10 +208,11 @@ def _join(module: nn.Module, *keys: str) -> str:
 
 @contextlib.contextmanager
 def _use(request: _Request):
-    """In the context, the outputs of modules and the named arrays are read and replaced."""
+    """A context in which the outputs of modules and named arrays are read and replaced."""
 
     def intercept(call, args, kwargs, context):
         output = call(*args, **kwargs)
+        # The model itself has no path, and its output is the result of the call.
         if context.method_name != "__call__" or not context.module.path:
             return output
         return request.apply(context.module, _OUTPUT, _join(context.module), output)

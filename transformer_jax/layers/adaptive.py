@@ -1,7 +1,8 @@
 """Adaptive input embeddings, and the adaptive softmax that shares their tables.
 
-Grave et al. 2017 divide a vocabulary, most frequent tokens first, at cutoffs: the head, then the
-tails. Baevski & Auli 2019, section 3, give the embeddings of tails fewer numbers.
+Grave et al. 2017 sort a vocabulary by frequency and divide it at cutoffs into a head, which holds
+the most frequent tokens, and tails. Baevski & Auli 2019, section 3, use narrower embeddings for the
+tails.
 """
 
 import dataclasses
@@ -21,26 +22,26 @@ from transformer_jax.layers.parameters import declared, dense
 
 @dataclasses.dataclass(frozen=True)
 class Clusters:
-    """The division of a vocabulary. The first cluster is the head, the others are the tails."""
+    """The clusters of a vocabulary. The first cluster is the head, the others are the tails."""
 
     num_tokens: int
-    width: int  # of the vectors of the head
+    width: int  # of the embeddings of the head
     cutoffs: tuple[int, ...]
     divisor: int = 1
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of tokens."""
+        """The number of tokens in each cluster."""
         bounds = [min(bound, self.num_tokens) for bound in (0, *self.cutoffs, self.num_tokens)]
         return [stop - start for start, stop in itertools.pairwise(bounds)]
 
     @property
     def widths(self) -> list[int]:
-        """The widths of the vectors."""
+        """The embedding width of each cluster."""
         return [self.width // self.divisor**number for number in range(len(self.cutoffs) + 1)]
 
     def check(self) -> None:
-        """Raises UserError where a cluster has no tokens, or vectors without numbers."""
+        """Raises UserError if a cluster has no tokens or its embeddings would have width 0."""
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or min(*self.cutoffs, *self.sizes) < 1:
             raise UserError(
                 f"config.model.adaptive_cutoffs={self.cutoffs}: must ascend, and lie between 0 and "
@@ -48,20 +49,20 @@ class Clusters:
             )
         if self.divisor < 1 or min(self.widths) < 1:
             raise UserError(
-                f"config.model.adaptive_divisor={self.divisor}: must be at least 1, and leave "
-                f"numbers of config.model.d_model={self.width} behind the last cutoff"
+                f"config.model.adaptive_divisor={self.divisor}: must be at least 1, and leave of "
+                f"config.model.d_model={self.width} a width of at least 1 after the last cutoff"
             )
 
     def num_padding(self, multiple: int) -> int:
-        """Returns the number of parameters that pad tables and biases to multiples of rows."""
+        """Returns the number of parameters that pad tables and biases to a multiple of rows."""
         return sum(-size % multiple * (width + 1) for size, width in zip(self.sizes, self.widths))
 
     def flops(self, inputs: int, positions: int) -> float:
-        """Returns the FLOPs of the embeddings of `inputs`, and of the softmax at `positions`.
+        """Returns the FLOPs of the embeddings of `inputs` and of the softmax at `positions`.
 
-        The logits of a tail are counted for the expected number of labels in it, in a text by
-        Zipf's law: the share of the token of rank r is proportional to 1 / r. The sum of 1 / r up
-        to n is taken as log(n) + 0.5772.
+        The logits of a tail are counted for the expected number of labels in it under Zipf's law,
+        by which the frequency of the token of rank r is proportional to 1 / r. The sum of 1 / r up
+        to n is approximated by log(n) + 0.5772.
         """
         if not self.num_tokens:
             return 0.0
@@ -77,10 +78,11 @@ class Clusters:
 
 
 class AdaptiveEmbed(nn.Module):
-    """A table of vectors for each cluster of tokens: int32 ids (B, L) -> `dtype` (B, L, M).
+    """An embedding table for each cluster of tokens: int32 ids (B, L) -> `dtype` (B, L, M).
 
-    The vectors of cluster i have M / divisor^i numbers; a divisor above 1 projects them to M. The
-    rows of each table are padded to a multiple of `multiple`, and ids are checked, as in `Embed`.
+    The embeddings of cluster i have the width M / divisor^i. If the divisor is above 1, they are
+    projected to M. As in `Embed`, the rows of each table are padded to a multiple of `multiple`,
+    and ids are checked.
     """
 
     clusters: Clusters
@@ -104,10 +106,12 @@ class AdaptiveEmbed(nn.Module):
             check_ids(np.asarray(ids), self.clusters.num_tokens)
         first, total = 0, jnp.zeros((), self.dtype)
         for number, size in enumerate(self.clusters.sizes):
-            # The ends are open: an id outside the vocabulary gives NaN.
+            # The first cluster has no lower bound and the last one no upper bound, so that an id
+            # outside the vocabulary reaches `Embed` and becomes NaN rather than a silent zero.
             inside = jnp.ones(ids.shape, bool) if number == 0 else ids >= first
             if number < len(self.clusters.cutoffs):
                 inside &= ids < first + size
+            # Ids of other clusters look up row 0, which is discarded below.
             x = self.table[number](jnp.where(inside, ids - first, 0))
             if self.projections:
                 x = x @ self.projections[number].astype(x.dtype)
@@ -116,16 +120,17 @@ class AdaptiveEmbed(nn.Module):
         return total
 
     def output(self) -> tuple[Cluster, ...]:
-        """Returns the clusters of an adaptive softmax tied to the tables, without its biases."""
+        """Returns the clusters of an adaptive softmax tied to the tables, without biases."""
         sizes = self.clusters.sizes
         rows = [table.output() for table in self.table]
         return tuple(map(Cluster, rows, self.projections or [None] * len(sizes), sizes))
 
 
 class AdaptiveOutput(nn.Module):
-    """The parameters of an adaptive softmax beside the tables: biases, and the rows of the tails.
+    """The parameters of an adaptive softmax that are not shared with the input embeddings.
 
-    The head has a projection of its own; the tails have those of the embeddings, as in the
+    These are the biases, and the rows by which the head predicts the tails. The head has a
+    projection of its own, whereas the tails share the projections of the embeddings, as in the
     published code of Dai et al. 2019.
     """
 
@@ -147,7 +152,7 @@ class AdaptiveOutput(nn.Module):
         return AdaptiveSoftmax(head.replace(rows=rows, projection=own), tuple(tails))
 
     def _biased(self, number: int, cluster: Cluster) -> Cluster:
-        """Returns the cluster with a learned bias."""
+        """Returns the cluster with a learned bias added."""
         init = declared(nn.initializers.zeros, ("vocab",))
         bias = self.param(f"bias_{number}", init, cluster.rows.table.shape[:1])
         return cluster.replace(rows=cluster.rows.biased(bias))
@@ -156,10 +161,10 @@ class AdaptiveOutput(nn.Module):
 def _projection(
     module: nn.Module, name: str, shape: tuple[int, int], init_std: float
 ) -> Float[ArrayLike, "E M"]:
-    """Returns a module's matrix from vectors of a cluster to the width of a model.
+    """Declares the matrix that projects the embeddings of a cluster to the width of a model.
 
-    Its initial deviation is half of that of the vectors, as in the published code of Dai et al.
-    2019.
+    Its initial standard deviation is half the one of the embeddings, as in the published code of
+    Dai et al. 2019.
     """
     init = declared(nn.initializers.normal(init_std / 2), (None, "embed"), decays=True, inputs=1)
     return module.param(name, init, shape)

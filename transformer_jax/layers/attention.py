@@ -23,28 +23,29 @@ from transformer_jax.layers.ring_attention import ring
 from transformer_jax.layers.window_attention import windowed
 
 # --------------------------------------------------------------------------------------------------
-# The kernels of attention: softmax(q k^T scale + bias) v over the keys that a mask shows.
+# Attention kernels: softmax(q k^T scale + bias) v over the keys that are visible under a mask.
 #
-# q (B, Q, H, D), k and v (B, K, G, D) -> (B, Q, H, D). The G heads of the keys serve H / G heads of
-# the queries each (Ainslie et al. 2023). The scale is 1 / sqrt(D) by default, and the bias (B, H,
-# Q, K) is none. All kernels agree on all that they take; `pick` chooses one. The output of a query
-# without any visible key is finite but undefined.
+# q (B, Q, H, D), k and v (B, K, G, D) -> (B, Q, H, D). Each of the G key heads is shared by H / G
+# query heads (Ainslie et al. 2023). By default, the scale is 1 / sqrt(D) and there is no bias (B,
+# H, Q, K). All kernels return the same result for the arguments that they support, so `pick` is
+# free to choose the fastest. The output of a query without visible keys is finite but undefined.
 
-# The largest number of queries that the plain kernel serves best.
+# The largest number of queries for which materializing the score matrix is fastest.
 _SHORT = 64
-# Tile sizes of the TPU kernel. It takes the largest one that divides both lengths.
+# Tile sizes of the TPU kernel, which uses the largest one that divides both lengths.
 _TPU_TILES = (512, 256, 128)
 
 
 def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
     """Returns the kernel for these arrays on the mesh in use.
 
-    A length that is split over devices takes `ring`, other lengths take a fused kernel: splash on a
-    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU, and on both `blockwise` where there is
-    `dropout` of the attention weights. None of these materializes the score matrix. A window takes
-    `windowed`, except where splash or cuDNN have one. On a CPU, causal attention takes
-    `causal_blocks`. Decoding and short rows take `dot_product`, and so does all that no other
-    kernel TAKES: it materializes the score matrix, also that of a split length.
+    A length that is split over devices uses `ring`. Other lengths use a fused kernel: splash on a
+    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU, and `blockwise` on both if there is
+    `dropout` on the attention weights. None of these materializes the score matrix. Attention
+    within a window uses `windowed`, unless splash or cuDNN support the window themselves. On a CPU,
+    causal attention uses `causal_blocks`. Decoding, short sequences and everything that no other
+    kernel supports (`TAKES`) use `dot_product`, which materializes the score matrix even if the
+    length is split.
     """
     asked = mask.conditions()
     asked |= {"bias"} if bias is not None else set()
@@ -69,12 +70,12 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether a tile divides both lengths, and the mesh divides the rows and the heads."""
+    """Whether a tile divides both lengths, and the mesh divides the batch and the heads."""
     return _tpu_tile(q, k) is not None and _mesh_divides(k, batch=0, heads=2)
 
 
 def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether the mesh divides the rows, the heads and both lengths."""
+    """Whether the mesh divides the batch, the heads and both lengths."""
     return _mesh_divides(q, length=1) and _mesh_divides(k, batch=0, length=1, heads=2)
 
 
@@ -84,9 +85,9 @@ def _mesh_divides(x: jax.Array, **dimensions: int) -> bool:
 
 
 def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether the device is an NVIDIA GPU from Ampere on, and cuDNN takes these shapes.
+    """Whether the device is an NVIDIA GPU, Ampere or later, and cuDNN supports these shapes.
 
-    cuDNN takes bfloat16, heads of up to 128 in multiples of 8, and even lengths.
+    cuDNN supports bfloat16, even lengths, and head dimensions that are multiples of 8 up to 128.
     """
     return (
         sharding.is_ampere()
@@ -98,7 +99,7 @@ def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
 
 
 def _blockwise_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether the mesh divides the rows and the heads alone, and blocks divide the lengths."""
+    """Whether the mesh divides only the batch and the heads, and blocks divide the lengths."""
     is_whole = sharding.parts("length") == 1 and _mesh_divides(k, batch=0, heads=2)
     return is_whole and blockwise_attention.supports(q, k)
 
@@ -113,9 +114,9 @@ def cudnn(
     bias: None = None,
     scale: float | None = None,
 ) -> Queries:
-    """cuDNN's flash attention, bfloat16. It skips the tiles that a causal mask hides.
+    """cuDNN's flash attention in bfloat16, which skips the tiles that a causal mask hides.
 
-    Attention that is full or causal, without other conditions, needs no mask in memory.
+    Full or causal attention without further conditions needs no mask in memory.
     """
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
@@ -123,8 +124,8 @@ def cudnn(
     conditions = mask.replace(causal=False) if is_causal else mask
     visible = conditions.dense(q.shape[1], k.shape[1])
     if visible is not None:
-        # cuDNN does not broadcast a mask over the queries. Under a vmap, it does not broadcast one
-        # over the heads either.
+        # cuDNN does not broadcast a mask over the queries and, under a vmap, not over the heads
+        # either.
         heads = q.shape[2] if sharding.in_group() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
     return jax.nn.dot_product_attention(
@@ -156,11 +157,12 @@ def splash(
     scale: float | None = None,
     interpret: bool = False,
 ) -> Queries:
-    """JAX's flash attention for TPUs. It skips the tiles that the mask hides.
+    """JAX's flash attention for TPUs, which skips the tiles that the mask hides.
 
-    Each device computes its own rows and heads. Queries that are padding attend to padding.
+    Each device computes its own examples and heads. Queries that are padding attend to padding.
     """
     query_segments, key_segments = mask.segments(q.shape[1])
+    # The kernel does not scale the scores, so the queries are scaled beforehand.
     scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
     arrays = (scaled, k, v, query_segments, key_segments)
     head_axes = ("batch", "length", "heads", "head_dim")
@@ -175,7 +177,7 @@ def splash(
 
 
 def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret) -> jax.Array:
-    # Slow to import, and needed on a TPU only.
+    # Imported here because the import is slow and only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     shape = (q.shape[1], k.shape[1])
@@ -187,7 +189,9 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
         visible = pallas.FullMask(shape)
     kernel = pallas.make_splash_mha(
         pallas.MultiHeadMask([visible] * q.shape[2]),
+        # Eight sizes: those of queries and keys, forward and in both kernels of the backward pass.
         block_sizes=pallas.BlockSizes(*[_tpu_tile(q, k)] * 8),
+        # `sharding.on_each_device` has already split the heads, and no length reaches here split.
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
@@ -212,9 +216,9 @@ def _tpu_tile(q: jax.Array, k: jax.Array) -> int | None:
 
 _WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segments", "groups"})
 _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
-# Without other conditions, cuDNN's kernel has a window.
+# cuDNN's kernel has a window of its own, but only if there are no conditions beside these.
 _CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
-# The fields of a mask and the options that each kernel takes. `dot_product` takes all.
+# The fields of a mask and the options that each kernel supports. `dot_product` supports all.
 TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
@@ -228,28 +232,30 @@ TAKES = {
 # --------------------------------------------------------------------------------------------------
 # Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding.
 
-# The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
-# reads them, values (B, H, L, D) as their product with the weights reads them. LSH attention stores
-# buckets (B, L, H, rounds), too.
+# How the cache orders the axes of keys and values (B, L, H, D). Keys are stored as (B, H, D, L) and
+# values as (B, H, L, D), because these are the layouts in which the two products of attention read
+# them, so that no step of decoding transposes the cache. LSH attention also stores buckets (B, L,
+# H, rounds).
 _CACHE_AXES = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3), "buckets": (0, 2, 3, 1)}
 
 
 class Attention(nn.Module):
     """Attention from x to `encoder_output`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
-    `decode` is the number of slots of the cache; 0 means no decoding. In decoding, self-attention
-    writes the keys and values of x to the slots `mask.query_slots` of the collection "cache". It
-    attends to all slots that the mask shows. Cross-attention stores the keys and values of
-    `encoder_output` in the collection "cross_cache" in the first call. Later calls pass none.
+    `decode` is the number of slots of the KV cache; 0 means no decoding. In decoding,
+    self-attention writes the keys and values of x to the slots `mask.query_slots` of the collection
+    "cache" and attends to all slots that are visible under the mask. The first call of
+    cross-attention stores the keys and values of `encoder_output` in the collection "cross_cache";
+    later calls omit `encoder_output`.
 
-    With `rotary`, queries and keys are rotated by `positions` (B, L), by default their slots. The
-    `bias` (B, H, Q, K) is added to the scores.
+    With `rotary`, queries and keys are rotated by `positions` (B, L), which default to their slots.
+    The `bias` (B, H, Q, K) is added to the scores.
     """
 
     num_heads: int
     head_dim: int
-    # Heads of keys and values, each of which serves num_heads / num_kv_heads heads of the queries
-    # (Ainslie et al. 2023); None: num_heads.
+    # Heads of keys and values, each shared by num_heads / num_kv_heads query heads (Ainslie et al.
+    # 2023); None: num_heads.
     num_kv_heads: int | None = None
     rotary: Rotary | None = None
     scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
@@ -259,7 +265,7 @@ class Attention(nn.Module):
     dropout: float = 0.0  # on the attention weights
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # Initializers of the projections of queries and of the output; None: kernel_init.
+    # Initializers of the query and output projections; None: kernel_init.
     query_init: nn.initializers.Initializer | None = None
     output_init: nn.initializers.Initializer | None = None
     dtype: jnp.dtype = jnp.float32
@@ -285,6 +291,7 @@ class Attention(nn.Module):
             source = encoder_output if self.cross else x
             k = self._project("key", source, kv_heads)  # (B, K, G, D)
             v = self._project("value", source, kv_heads)
+            # Keys are cached after their rotation, which is then computed only once.
             if self.rotary is not None:
                 positions = mask.slots(x.shape[1]) if positions is None else positions
                 q = self.rotary(q, positions)
@@ -301,7 +308,7 @@ class Attention(nn.Module):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         kernel = pick(q, k, mask, dropout is not None, bias=bias)
         if activations.requested(self, "weights"):
-            # The others do not have all weights in one array.
+            # The other kernels never hold all weights in one array.
             observe = partial(activations.named, self, "weights")
             kernel = partial(dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
@@ -309,11 +316,11 @@ class Attention(nn.Module):
         return self._merged(y, x.shape[-1])
 
     def _weight_dropout(self, batch: int) -> WeightDropout:
-        """Returns the dropout of this layer's weights in this step."""
+        """Returns the dropout of this layer's attention weights in this step."""
         return recurrent.drawn(self.make_rng("dropout"), self.dropout, batch, self.num_heads)
 
     def _merged(self, y: Float[Array, "B Q H D"], features: int) -> Float[Array, "B Q M"]:
-        """Projects the heads' outputs to states."""
+        """Projects the outputs of the heads to hidden states."""
         output = Linear(
             y.shape[2:],
             (features,),
@@ -332,7 +339,7 @@ class Attention(nn.Module):
         num_heads: int,
         kernel_init: nn.initializers.Initializer | None = None,
     ) -> Float[Array, "B L H D"]:
-        """Projects states to heads."""
+        """Projects hidden states to heads."""
         y = self._projection(name, x.shape[-1], num_heads, kernel_init)(x)
         return sharding.constrain(y, "batch", "length", "heads", "head_dim")
 
@@ -343,7 +350,7 @@ class Attention(nn.Module):
         num_heads: int,
         kernel_init: nn.initializers.Initializer | None = None,
     ) -> Linear:
-        """Returns the projection of states (B, L, features) to heads (B, L, H, D)."""
+        """Returns the projection of hidden states (B, L, features) to heads (B, L, H, D)."""
         return Linear(
             (features,),
             (num_heads, self.head_dim),
@@ -361,7 +368,8 @@ class Attention(nn.Module):
 
     def _write_cross_cache(self, name: str, new: Float[Array, "B K H D"]) -> None:
         """Writes the keys or values to the collection "cross_cache"."""
-        # Transpose now: without the barrier XLA transposes again for each token.
+        # The barrier makes XLA keep the transposed array. Without it, XLA would transpose the
+        # original again for each token that is decoded.
         stored = jax.lax.optimization_barrier(new.transpose(_CACHE_AXES[name]))
         self.put_variable("cross_cache", name, stored)
 
@@ -372,16 +380,16 @@ class Attention(nn.Module):
         slots: Int[Array, "B L"] | Int[Array, ""],
         num_slots: int,
     ) -> Shaped[Array, "B K H D"]:
-        """Writes keys, values or buckets to the cache and returns all of it.
+        """Writes keys, values or buckets to the cache and returns the whole cache.
 
-        `slots` are the slots of each row, or the first slot () of all rows.
+        `slots` are the slots of each row, or the first slot () if all rows use the same ones.
         """
         batch, _, heads, head_dim = new.shape
         order = _CACHE_AXES[name]
         shape = tuple((batch, num_slots, heads, head_dim)[axis] for axis in order)
         cache = self.variable("cache", name, lambda: jnp.zeros(shape, new.dtype))
         if slots.ndim == 0:
-            # Updates in place, and is much faster than a scatter.
+            # A slice update works in place and is much faster than a scatter.
             cache.value = jax.lax.dynamic_update_slice_in_dim(
                 cache.value, new.transpose(order), slots, order.index(1)
             )
@@ -403,12 +411,14 @@ def _scattered(
     new: Shaped[Array, "B L H D"],
     slots: Int[Array, "B L"],
 ) -> Shaped[Array, "B H _ _"]:
-    """Returns `cached`, with its axes in this order, with `new` written to the slots of each row.
+    """Returns `cached`, whose axes have this order, with `new` written to the slots of each row.
 
-    XLA would gather `new` from all devices.
+    Each device calls this for its own part, because XLA would gather `new` from all devices to
+    partition the scatter.
     """
-    # XLA turns a scatter to one index into a slice update: it computes the slice twice and copies
-    # the cache. A scatter to two equal indices stays a scatter, in place.
+    # XLA turns a scatter to a single index into a slice update, for which it computes the slice
+    # twice and copies the cache. A scatter to two equal indices remains a scatter and works in
+    # place.
     if slots.size == 1:
         slots = jnp.repeat(slots, 2, axis=1)
         new = jnp.repeat(new, 2, axis=1)
@@ -418,7 +428,7 @@ def _scattered(
 
 
 def check_heads(d_model: int, num_heads: int, head_dim: int | None) -> None:
-    """Raises UserError for these keys of a model where its heads have no width."""
+    """Raises UserError if no `head_dim` is given and `num_heads` does not divide `d_model`."""
     if head_dim is None and d_model % num_heads:
         raise UserError(
             f"config.model.num_heads={num_heads} does not divide config.model.d_model={d_model}"
@@ -426,9 +436,9 @@ def check_heads(d_model: int, num_heads: int, head_dim: int | None) -> None:
 
 
 def resize_slots(cached: dict, num_slots: int) -> dict:
-    """Returns a collection "cache" or "cross_cache" with `num_slots` slots.
+    """Returns a collection "cache" or "cross_cache" resized to `num_slots` slots.
 
-    Slots are cut off or added at the end.
+    Slots are removed or added at the end.
     """
 
     def fit(x, axis):
@@ -441,7 +451,7 @@ def resize_slots(cached: dict, num_slots: int) -> dict:
 
 
 def roll_slots(cached: dict, shift: Int[ArrayLike, ""]) -> dict:
-    """Returns a collection "cache" with the content of its slots moved by `shift`, cyclically."""
+    """Returns a collection "cache" whose slots are rolled by `shift`."""
 
     def roll(x, axis):
         return jnp.roll(x, shift, axis)
@@ -450,7 +460,7 @@ def roll_slots(cached: dict, shift: Int[ArrayLike, ""]) -> dict:
 
 
 def write_slots(cached: dict, new: dict, row: Int[ArrayLike, ""], slot: Int[ArrayLike, ""]) -> dict:
-    """Returns a collection, "cache" or "cross_cache", with `new` written from row and slot on."""
+    """Returns a collection "cache" or "cross_cache" with `new` written at `row` and `slot`."""
 
     def write(x, axis, update):
         start = [0] * x.ndim
@@ -462,7 +472,7 @@ def write_slots(cached: dict, new: dict, row: Int[ArrayLike, ""], slot: Int[Arra
 
 
 def _map_slots(function: Callable, *collections: dict) -> dict:
-    """Maps function(array, axis of its slots, ...) over the arrays of the collections."""
+    """Maps function(array, slot axis, ...) over the arrays of the collections."""
 
     def map_array(path, x, *others):
         name = _cached_name(path)
@@ -472,7 +482,7 @@ def _map_slots(function: Callable, *collections: dict) -> dict:
 
 
 def is_cached(path: tuple) -> bool:
-    """Whether an array at this path of a tree holds the keys or values of a collection."""
+    """Whether the array at this path of a tree is part of a KV cache."""
     return _cached_name(path) is not None
 
 
@@ -491,9 +501,9 @@ def weights_in(
 ) -> np.ndarray:
     """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
 
-    The model is applied to its `inputs`, which hold one row.
+    `inputs` are the arguments of the model, a batch of one row.
     """
-    # A pattern of several blocks has one array for each, of every n-th layer.
+    # In a stack with a pattern of n blocks, each block has its own array, of every n-th layer.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
     captured = activations.capture(model, params, [name], *inputs, method=method)
     names = sorted(captured, key=lambda name: (len(name), name))

@@ -17,7 +17,8 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, Linear, declared, recomputed
 
 # --------------------------------------------------------------------------------------------------
-# Layer normalization and its variant without a mean, computed in float32.
+# Layer normalization and RMS normalization. Both are computed in float32, because bfloat16 has too
+# few bits for means and variances.
 
 
 class LayerNorm(nn.Module):
@@ -41,7 +42,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """Root mean square normalization (Zhang & Sennrich 2019): (..., M) -> (..., M).
 
-    It divides by the root mean square of the last axis, and has no bias. The computation is in
+    Divides by the root mean square over the last axis and has no bias. The computation is in
     float32; the result has the dtype of x.
     """
 
@@ -84,7 +85,7 @@ class MLP(nn.Module):
     gated: bool = False
     use_bias: bool = True
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # Initializer of the last kernel; None: kernel_init.
+    # Initializer of the output kernel; None: kernel_init.
     output_init: nn.initializers.Initializer | None = None
     dropout: float = 0.0  # on the hidden layer
     dtype: jnp.dtype = jnp.float32
@@ -110,7 +111,7 @@ class MLP(nn.Module):
         return output(y)
 
     def _hidden(self, name: str, x: Float[Array, "B L M"]) -> Float[Array, "B L F"]:
-        """Projects x to the width of the hidden layer."""
+        """Projects x to the hidden layer."""
         projection = Linear(
             (x.shape[-1],),
             (self.d_ff,),
@@ -124,20 +125,21 @@ class MLP(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# A Transformer layer, and one that an update leaves out at random.
+# A Transformer layer, and its variant with LayerDrop.
 
 
 class Block(nn.Module):
     """Self-attention, optional cross-attention, and MLP: (B, L, M) -> (B, L, M).
 
-    Each sublayer f is in a residual branch.
-    post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017, section 3.1)
-    pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020)
+    Each sublayer f is a residual branch:
+        post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017, section 3.1)
+        pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020)
 
-    Further options, such as positions or a bias of the scores, reach self-attention.
+    Further keyword arguments, such as positions or a bias of the scores, are passed to
+    self-attention.
     """
 
-    # Constructors. The model binds their options.
+    # Constructors, to which the model has bound all options but the name.
     attention: Callable[..., nn.Module]
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
@@ -183,9 +185,10 @@ class Block(nn.Module):
 
 
 class DroppedBlock(Block):
-    """A layer that an update leaves out, in all rows, with the probability `rate`.
+    """A layer that training skips with probability `rate` (LayerDrop, Fan et al. 2019).
 
-    It is LayerDrop (Fan et al. 2019): (B, L, M) -> (B, L, M). Nothing is rescaled.
+    (B, L, M) -> (B, L, M). One draw per step decides for the whole batch, and the outputs are not
+    rescaled.
     """
 
     rate: float = 0.0
@@ -202,32 +205,33 @@ class DroppedBlock(Block):
 # --------------------------------------------------------------------------------------------------
 # A stack of layers, in training and in decoding.
 
-# The activations of a layer that are saved for the backward pass. It recomputes the others.
+# The activations of a layer that are saved for the backward pass, which recomputes the others.
 REMAT = {
     "none": None,  # saves all activations
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
-    "full": jax.checkpoint_policies.nothing_saveable,  # saves the input of each layer only
+    "full": jax.checkpoint_policies.nothing_saveable,  # saves only the input of each layer
 }
 Remat = Literal["none", "dots", "full"]
 
-# A window beyond any length, for layers without one: one compiled layer serves both kinds.
+# The window of layers without one: it exceeds any length, so that the scan can compile one layer
+# for both kinds.
 _NO_WINDOW = 2**30
 
 
 class Stack(nn.Module):
     """`num_layers` blocks in sequence: (B, L, M) -> (B, L, M), or trees of arrays.
 
-    `blocks` are constructors, in turn over the layers: a pattern that repeats. nn.scan compiles one
-    pattern. Its parameters are named "layers" and stacked on a leading axis of repeats; those of a
-    pattern of several blocks are named "layers/block_0", "layers/block_1" and so on. With `shared`,
-    all repeats have the same parameters, not stacked and named "layer" (Lan et al. 2019, section
-    3.1).
+    `blocks` are constructors. They form a pattern that repeats over the layers, and nn.scan
+    compiles one pattern. The parameters are named "layers" and stacked along a leading axis of
+    repeats; if the pattern has several blocks, their names are "layers/block_0", "layers/block_1"
+    and so on. With `shared`, all repeats have the same parameters, which are named "layer" and not
+    stacked (Lan et al. 2019, section 3.1).
 
-    `unroll` layers are unrolled in each iteration of the scan; the parameter tree stays the same.
-    `windows` limit the attention distance, in turn over the layers; None is no limit. `dilations`
-    are those of the windows, also in turn.
+    `unroll` layers are unrolled in each iteration of the scan, which leaves the parameter tree
+    unchanged. `windows` limit the attention distance and repeat over the layers; None is no limit.
+    `dilations` are the dilations of these windows and repeat in the same way.
 
-    A block may keep a state for each layer in the collection "state", and may sow auxiliary losses
+    A block may keep a state for each layer in the collection "state" and may sow auxiliary losses
     in the collection "losses". Both have a leading axis of repeats.
 
     Decoding unrolls all layers. Its collections are tuples with one entry for each repeat, and so
@@ -253,7 +257,7 @@ class Stack(nn.Module):
         every_layer: bool = False,
         **kwargs,
     ) -> PyTree[Float[Array, "..."]]:
-        """Returns the output of the last layer, (B, L, M) for states (B, L, M).
+        """Returns the output of the last layer (B, L, M).
 
         With `every_layer`, returns the outputs of all layers (layers, B, L, M).
         """
@@ -267,8 +271,8 @@ class Stack(nn.Module):
 
         def layers(pattern, x, scanned):
             outputs = []
-            for place, block in enumerate(_blocks_of(pattern)):
-                fields, number = jax.tree.map(lambda array, place=place: array[place], scanned)
+            for index, block in enumerate(_blocks_of(pattern)):
+                fields, number = jax.tree.map(lambda array, index=index: array[index], scanned)
                 with activations.at_layer(number, self._repeats, len(self.blocks)):
                     x = block(x, *args, mask=mask.replace(**fields), train=train, **kwargs)
                 outputs.append(x)
@@ -282,7 +286,7 @@ class Stack(nn.Module):
         return jax.tree.map(lambda every, one: every.reshape(-1, *one.shape), outputs, x)
 
     def _windows_of_layers(self) -> list[dict[str, int | None]]:
-        """Returns the fields of each layer's mask: its window, and its dilation if one has any."""
+        """Returns the fields of each layer's mask: the window, and the dilation if any is set."""
         windows = itertools.cycle(self.windows)
         dilations = itertools.cycle(self.dilations)
         layers = itertools.islice(zip(windows, dilations), self.num_layers)
@@ -291,9 +295,11 @@ class Stack(nn.Module):
         return [{"window": window, "dilation": dilation} for window, dilation in layers]
 
     def _with_windows(self, mask: Mask) -> tuple[Mask, dict[str, Int[Array, "N P"]]]:
-        """Returns the mask with all windows, and the fields of each layer's mask, to be scanned.
+        """Returns the mask with all windows, and the fields of each layer's mask.
 
-        The fields are (repeats, blocks of the pattern).
+        The fields (repeats, blocks of the pattern) are arrays, because the scan passes each layer
+        its own window. A kernel that needs the window as a constant compiles a branch for each of
+        the mask's `windows` (`Mask.for_each_window`).
         """
         layers = self._windows_of_layers()
         if not any(any(fields.values()) for fields in layers):
@@ -310,8 +316,9 @@ class Stack(nn.Module):
     def _scan(self, layers: Callable) -> Callable:
         """Returns the lifted scan of `layers` over the repeats of the pattern."""
         if self.remat != "none":
-            # A scan keeps the forward pass and its recomputation apart. In unrolled layers XLA
-            # would merge them as common subexpressions. On a CPU it merges them nevertheless.
+            # In a scan, the forward pass and its recomputation are different loops. In unrolled
+            # layers, XLA would merge them as common subexpressions, which would undo the
+            # rematerialization, unless `prevent_cse` is set. On a CPU it merges them nevertheless.
             unrolled = self.unroll >= self.num_layers
             layers = nn.remat(layers, policy=REMAT[self.remat], prevent_cse=unrolled)
         by_layer = dict.fromkeys(("state", "losses", activations.COLLECTION), 0)
@@ -331,11 +338,11 @@ class Stack(nn.Module):
 
     @property
     def _name(self) -> str:
-        """The name of the parameters. Those named "layers" are stacked, here and everywhere."""
+        """The name of the parameters. The name "layers" always means stacked parameters."""
         return "layer" if self.shared else "layers"
 
     def _pattern(self, **options) -> nn.Module:
-        """Returns the only block of the pattern, or the module of its blocks."""
+        """Returns the block of the pattern, or a module with its blocks if there are several."""
         if len(self.blocks) == 1:
             return self.blocks[0](**options)
         return _Pattern(self.blocks, **options)
@@ -351,19 +358,20 @@ class Stack(nn.Module):
         }
         updates = [[] for _ in self.blocks]
         for number, mask in enumerate(masks):
-            repeat, place = divmod(number, len(self.blocks))
+            repeat, index = divmod(number, len(self.blocks))
             variables = {}
             for name, tree in collections.items():
-                tree = tree if len(self.blocks) == 1 else tree.get(f"block_{place}", {})
+                tree = tree if len(self.blocks) == 1 else tree.get(f"block_{index}", {})
                 is_one = name == "params" and self.shared
                 variables[name] = tree if is_one else _part_of(tree, repeat)
+            # Otherwise XLA would gather the parameters of all layers over fsdp at once.
             variables["params"], x = sharding.gather_after(variables["params"], x)
-            block = self.blocks[place](parent=None)
+            block = self.blocks[index](parent=None)
             x, update = block.apply(variables, x, *args, mask=mask, **kwargs, mutable=_DECODED)
-            updates[place].append(update)
-        by_place = [jax.tree.map(lambda *leaves: leaves, *repeats) for repeats in updates]
+            updates[index].append(update)
+        by_block = [jax.tree.map(lambda *leaves: leaves, *repeats) for repeats in updates]
         for name in _DECODED:
-            trees = {f"block_{i}": tree[name] for i, tree in enumerate(by_place) if name in tree}
+            trees = {f"block_{i}": tree[name] for i, tree in enumerate(by_block) if name in tree}
             if trees:
                 tree = trees["block_0"] if len(self.blocks) == 1 else trees
                 self.put_variable(name, self._name, tree)
@@ -375,7 +383,7 @@ _DECODED = ["cache", "cross_cache", "state"]
 
 
 class _Pattern(nn.Module):
-    """The blocks of a pattern, named block_0, block_1 and so on."""
+    """The blocks of a pattern, which are named block_0, block_1 and so on."""
 
     constructors: tuple[Callable[..., nn.Module], ...]
 
@@ -392,7 +400,7 @@ def _stacked(trees: Sequence):
 
 
 def _part_of(variables: dict, number: int) -> dict:
-    """Returns the variables of one repeat. Their leaves are stacked arrays, or tuples."""
+    """Returns the variables of one repeat. The leaves are stacked arrays, or tuples."""
 
     def is_leaf(leaf):
         return isinstance(leaf, tuple)
@@ -404,9 +412,9 @@ def _part_of(variables: dict, number: int) -> dict:
 def for_decoding(params: dict, dtype: DTypeLike, stacks: tuple[str, ...]) -> dict:
     """Returns the parameters of a model in the form in which decoding is fastest.
 
-    Matrices are cast to the compute dtype `dtype`. The stacked parameters of these stacks become
-    tuples with one entry for each layer. Otherwise a loop over tokens would cast and slice
-    them again for each token.
+    Matrices are cast to the compute dtype `dtype`, and the stacked parameters of `stacks` become
+    tuples with one entry for each layer. Otherwise the loop over tokens would cast and slice them
+    again for each token.
     """
 
     def prepare(path, leaf):

@@ -1,11 +1,13 @@
-"""Attention with dropout on its weights, block by block, as Pallas kernels for GPUs and TPUs.
+"""Flash attention with dropout on the attention weights, as Pallas kernels for GPUs and TPUs.
 
 The forward pass keeps a running softmax over blocks of keys (Dao et al. 2022, algorithm 2). The
-backward pass computes the weights again from the logarithm of their normaliser. No pass writes
-scores or weights to memory. The dropout mask of a block is that of `weight_dropout`.
+backward pass recomputes the weights from the logarithm of their normalizer. Neither pass writes
+scores or weights to memory. The dropout mask of a block is the one of `recurrent.WeightDropout`.
+cuDNN's attention with dropout is not used, because it has another mask, with which the losses of a
+training would depend on the mesh.
 
-Within a kernel, a program has one row, one head and a block of queries (or of keys, for their
-gradients), with all keys and values of the head. Vectors over a length are (1, L).
+Each program of a kernel handles one row, one head and one block of queries (or of keys, for their
+gradients), and reads all keys and values of the head. Vectors over a length are (1, L).
 """
 
 import functools
@@ -20,17 +22,17 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.recurrent import WeightDropout, is_kept
 
-_HIDDEN = -1e30  # the score of a key that the mask hides
-# The bytes of keys and values of one head that a TPU holds twice in its vector memory, where a
-# vector has a multiple of 128 numbers.
+_HIDDEN = -1e30  # the score of a hidden key; finite, because -inf - (-inf) is NaN
+# The largest number of bytes of the keys and values of one head. A TPU holds them twice in its
+# vector memory, where each vector is padded to a multiple of 128 numbers.
 _MOST_BYTES = 4 * 2**20
 _TPU_LANES = 128
-# Sizes of a block, the preferred one first.
+# Block sizes, the preferred one first.
 _BLOCKS = {"tpu": (256, 128), "gpu": (64,)}
 
 
 class Inputs(NamedTuple):
-    """The arrays of attention without gradients. Queries attend to keys of their own segment."""
+    """The inputs without gradients. Queries attend to keys of their own segment."""
 
     seeds: UInt32[Array, "B H 1 2"]
     query_segments: Int[Array, "B 1 1 Q"]
@@ -49,9 +51,9 @@ class Options(NamedTuple):
 
 
 def supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether the kernels take queries (B, Q, H, D) and keys (B, K, G, D) on the device in use.
+    """Whether the kernels support queries (B, Q, H, D) and keys (B, K, G, D) on the current device.
 
-    It must be a TPU, or an NVIDIA GPU from Ampere on.
+    The device must be a TPU, or an NVIDIA GPU of the Ampere architecture or later.
     """
     head_dim = q.shape[3]
     if sharding.platform() == "tpu":
@@ -63,7 +65,7 @@ def supports(q: jax.Array, k: jax.Array) -> bool:
 
 
 def _block(q: jax.Array, k: jax.Array, platform: str) -> int | None:
-    """Returns the first size that divides the lengths of queries and keys."""
+    """Returns the first block size that divides the lengths of queries and keys, or None."""
     for block in _BLOCKS.get(platform, ()):
         if q.shape[1] % block == k.shape[1] % block == 0:
             return block
@@ -81,9 +83,9 @@ def blockwise(
     scale: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B Q H D"]:
-    """Scaled dot-product attention. Each device computes its own rows and heads.
+    """Scaled dot-product attention. Each device computes its own examples and heads.
 
-    The output equals that of `masks.dot_product` but for padding, which attends to padding.
+    The output equals the one of `masks.dot_product` except for padding, which attends to padding.
     """
     platform = "tpu" if interpret else sharding.platform()
     options = Options(
@@ -107,8 +109,8 @@ def blockwise(
         inputs = Inputs(
             seeds[:, :, None], query_segments[:, None, None], key_segments[:, None, None]
         )
-        in_front = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]  # (B, H, L, D)
-        return _attention(options, inputs, *in_front).transpose(0, 2, 1, 3)
+        heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]  # (B, H, L, D)
+        return _attention(options, inputs, *heads_first).transpose(0, 2, 1, 3)
 
     return sharding.on_each_device(on_device, arrays, axes, heads)
 
@@ -120,53 +122,57 @@ def _attention(options: Options, inputs: Inputs, q, k, v):
 
 def _forward(options: Options, inputs: Inputs, q, k, v):
     vectors = jax.ShapeDtypeStruct((*q.shape[:2], 1, q.shape[2]), jnp.float32)
-    output, normaliser = _call(
+    output, normalizer = _call(
         _forward_kernel,
         options,
         blocked=(inputs.query_segments, q),
         whole=(inputs.seeds, inputs.key_segments, k, v),
         results=(jax.ShapeDtypeStruct(q.shape, q.dtype), vectors),
     )
-    return output, (inputs, q, k, v, output, normaliser)
+    return output, (inputs, q, k, v, output, normalizer)
 
 
 def _backward(options: Options, saved, gradient):
-    inputs, q, k, v, output, normaliser = saved
-    # For each query, the sum of its weights times their gradients.
+    inputs, q, k, v, output, normalizer = saved
+    # For each query, the sum of its weights times their gradients, which the gradient of the
+    # softmax subtracts. It equals the product of output and output gradient (Dao et al. 2022,
+    # appendix B.4), so that no kernel has to reduce over the keys for it.
     products = gradient.astype(jnp.float32) * output.astype(jnp.float32)
     means = products.sum(axis=-1)[:, :, None]  # (B, H, 1, Q)
-    of_queries = (inputs.query_segments, q, gradient, normaliser, means)
-    of_keys = (inputs.key_segments, k, v)
-    (q_gradient,) = _call(
+    query_arrays = (inputs.query_segments, q, gradient, normalizer, means)
+    key_arrays = (inputs.key_segments, k, v)
+    (d_q,) = _call(
         _queries_kernel,
         options,
-        blocked=of_queries,
-        whole=(inputs.seeds, *of_keys),
+        blocked=query_arrays,
+        whole=(inputs.seeds, *key_arrays),
         results=(jax.ShapeDtypeStruct(q.shape, q.dtype),),
     )
-    # Each head of the queries gives a part of the gradients of the keys that it reads.
+    # A program writes a block of its own, so each query head yields a part of the gradients of the
+    # key head that it shares. The parts are summed afterwards, in float32.
     batch, heads, _, head_dim = q.shape
     is_shared = heads != k.shape[1]
     part = jax.ShapeDtypeStruct((batch, heads, *k.shape[2:]), jnp.float32 if is_shared else k.dtype)
     parts = _call(
         _keys_kernel,
         options,
-        blocked=of_keys,
-        whole=(inputs.seeds, *of_queries),
+        blocked=key_arrays,
+        whole=(inputs.seeds, *query_arrays),
         results=(part, part),
     )
     if is_shared:
         parts = [x.reshape(*k.shape[:2], -1, *k.shape[2:]).sum(axis=2) for x in parts]
-    return None, q_gradient, *(x.astype(k.dtype) for x in parts)
+    return None, d_q, *(x.astype(k.dtype) for x in parts)
 
 
 _attention.defvjp(_forward, _backward)
 
 
 def _call(kernel, options: Options, *, blocked: tuple, whole: tuple, results: tuple):
-    """Returns the results (B, H, L, D) or (B, H, 1, L) of a kernel of (*blocked, *whole, *results).
+    """Calls a kernel of (*blocked, *whole, *results); returns results (B, H, L, D) or (B, H, 1, L).
 
-    A program reads and writes one block of the arrays that are blocked and of the results.
+    Each program reads one block of the `blocked` arrays and the whole of the others for its head,
+    and writes one block of the results.
     """
     batch, heads = results[0].shape[:2]
     block = options.block
@@ -176,13 +182,13 @@ def _call(kernel, options: Options, *, blocked: tuple, whole: tuple, results: tu
         along = 1 if shape[0] == 1 else 0
         if is_blocked:
             shape[along] = block
-        sharing = heads // x.shape[1]  # heads of the queries that read one head of x
+        sharing = heads // x.shape[1]  # query heads that read one head of x
 
         def index(row, head, number):
-            place = [0, 0]
+            block_index = [0, 0]
             if is_blocked:
-                place[along] = number
-            return row, jax.lax.div(head, sharing), *place
+                block_index[along] = number
+            return row, jax.lax.div(head, sharing), *block_index
 
         return pl.BlockSpec((None, None, *shape), index)
 
@@ -205,43 +211,45 @@ def _compiler(options: Options) -> dict:
     return {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=2)}
 
 
-# kernels
+# The kernels. Each loops over the other axis: over keys for a block of queries, over queries for a
+# block of keys. If causal, the loop skips the blocks that lie entirely above the diagonal.
 
 
 def _forward_kernel(options, *refs):
-    q_segments, q, seeds, k_segments, k, v, output, normaliser = refs
+    q_segments, q, seeds, k_segments, k, v, output, normalizer = refs
     number, block = pl.program_id(2), options.block
-    of_queries = (q_segments[...], q[...])
+    query_arrays = (q_segments[...], q[...])
 
     def step(i, state):
         highest, total, summed = state
-        places = pl.ds(pl.multiple_of(i * block, block), block)
-        of_keys = (k_segments[:, places], k[places])
-        scores, keep = _tile(options, seeds, of_queries, of_keys, (number, i))
+        positions = pl.ds(pl.multiple_of(i * block, block), block)
+        key_arrays = (k_segments[:, positions], k[positions])
+        scores, keep = _tile(options, seeds, query_arrays, key_arrays, (number, i))
         new = jnp.maximum(highest, scores.max(axis=1, keepdims=True))
         weights, shrink = jnp.exp(scores - new), jnp.exp(highest - new)
+        # Dropout follows the softmax, so the normalizer counts the dropped weights too.
         total = total * shrink + weights.sum(axis=1, keepdims=True)
         weights = jnp.where(keep, weights, 0.0).astype(v.dtype)
-        return new, total, summed * shrink + _product(weights, v[places])
+        return new, total, summed * shrink + _product(weights, v[positions])
 
     vector = jnp.zeros((block, 1), jnp.float32)
     state = vector + _HIDDEN, vector, jnp.zeros(q.shape, jnp.float32)
     stop = number + 1 if options.causal else k.shape[0] // block
     highest, total, summed = jax.lax.fori_loop(0, stop, step, state)
     output[...] = (summed / (total * (1 - options.rate))).astype(output.dtype)
-    normaliser[...] = (highest + jnp.log(total)).T
+    normalizer[...] = (highest + jnp.log(total)).T
 
 
 def _queries_kernel(options, *refs):
     *queries, seeds, k_segments, k, v, result = refs
     number, block = pl.program_id(2), options.block
-    of_queries = [x[...] for x in queries]
+    query_arrays = [x[...] for x in queries]
 
     def step(i, summed):
-        places = pl.ds(pl.multiple_of(i * block, block), block)
-        of_keys = (k_segments[:, places], k[places], v[places])
-        _, of_scores = _tile_gradients(options, seeds, of_queries, of_keys, (number, i))
-        return summed + _product(of_scores, of_keys[1])
+        positions = pl.ds(pl.multiple_of(i * block, block), block)
+        key_arrays = (k_segments[:, positions], k[positions], v[positions])
+        _, d_scores = _tile_gradients(options, seeds, query_arrays, key_arrays, (number, i))
+        return summed + _product(d_scores, key_arrays[1])
 
     stop = number + 1 if options.causal else k.shape[0] // block
     summed = jax.lax.fori_loop(0, stop, step, jnp.zeros(result.shape, jnp.float32))
@@ -249,16 +257,21 @@ def _queries_kernel(options, *refs):
 
 
 def _keys_kernel(options, *refs):
-    *keys, seeds, q_segments, q, gradient, normaliser, means, k_result, v_result = refs
+    *keys, seeds, q_segments, q, gradient, normalizer, means, k_result, v_result = refs
     number, block = pl.program_id(2), options.block
-    of_keys = [x[...] for x in keys]
+    key_arrays = [x[...] for x in keys]
 
     def step(i, sums):
-        places = pl.ds(pl.multiple_of(i * block, block), block)
-        rows = (q[places], gradient[places])
-        of_queries = (q_segments[:, places], *rows, normaliser[:, places], means[:, places])
-        weights, of_scores = _tile_gradients(options, seeds, of_queries, of_keys, (i, number))
-        return sums[0] + _product(of_scores.T, rows[0]), sums[1] + _product(weights.T, rows[1])
+        positions = pl.ds(pl.multiple_of(i * block, block), block)
+        rows = (q[positions], gradient[positions])
+        query_arrays = (
+            q_segments[:, positions],
+            *rows,
+            normalizer[:, positions],
+            means[:, positions],
+        )
+        weights, d_scores = _tile_gradients(options, seeds, query_arrays, key_arrays, (i, number))
+        return sums[0] + _product(d_scores.T, rows[0]), sums[1] + _product(weights.T, rows[1])
 
     start = number if options.causal else 0
     zeros = jnp.zeros(k_result.shape, jnp.float32)
@@ -267,9 +280,9 @@ def _keys_kernel(options, *refs):
     v_result[...] = v_sum.astype(v_result.dtype)
 
 
-def _tile(options, seeds, of_queries, of_keys, numbers):
-    """Returns the scores (Q, K) of a block of queries and one of keys, and the weights to keep."""
-    (q_segments, q), (k_segments, k) = of_queries, of_keys
+def _tile(options, seeds, query_arrays, key_arrays, numbers):
+    """Returns the scores (Q, K) of a block of queries and a block of keys, and the dropout mask."""
+    (q_segments, q), (k_segments, k) = query_arrays, key_arrays
     shape = (len(q), len(k))
     queries = numbers[0] * options.block + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     keys = numbers[1] * options.block + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -280,15 +293,15 @@ def _tile(options, seeds, of_queries, of_keys, numbers):
     return scores, is_kept((seeds[0, 0], seeds[0, 1]), queries, keys, options.rate)
 
 
-def _tile_gradients(options, seeds, of_queries, of_keys, numbers):
-    """Returns the weights (Q, K) after dropout, and the gradients of q k^T, of a pair of blocks."""
-    q_segments, q, gradient, normaliser, means = of_queries
-    k_segments, k, v = of_keys
+def _tile_gradients(options, seeds, query_arrays, key_arrays, numbers):
+    """Returns the weights (Q, K) after dropout and the gradients of q k^T for a pair of blocks."""
+    q_segments, q, gradient, normalizer, means = query_arrays
+    k_segments, k, v = key_arrays
     scores, keep = _tile(options, seeds, (q_segments, q), (k_segments, k), numbers)
-    weights = jnp.exp(scores - normaliser.T)
+    weights = jnp.exp(scores - normalizer.T)
     scale = jnp.where(keep, 1 / (1 - options.rate), 0.0)
-    of_scores = weights * (scale * _product(gradient, v.T) - means.T) * options.scale
-    return (scale * weights).astype(v.dtype), of_scores.astype(k.dtype)
+    d_scores = weights * (scale * _product(gradient, v.T) - means.T) * options.scale
+    return (scale * weights).astype(v.dtype), d_scores.astype(k.dtype)
 
 
 def _product(x, y):

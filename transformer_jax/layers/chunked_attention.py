@@ -1,4 +1,4 @@
-"""Causal attention by chunks: a query sees the keys of its chunk and of the chunk before."""
+"""Causal attention in chunks: a query sees the keys of its own chunk and of the previous one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,21 +14,21 @@ from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.masks import Mask, dot_product, padded
 from transformer_jax.layers.recurrent import WeightDropout
 
-# The score of a hidden key.
+# The score of a hidden key. It is finite, because the softmax over scores that are all -inf is NaN.
 HIDDEN = -1e9
 
 
 @struct.dataclass
 class Places:
-    """The places of queries or keys (B, H or 1, ..., N)."""
+    """The positions of queries or keys (B, H or 1, ..., N), on which their visibility depends."""
 
-    slots: Int[Array, "*B N"]  # in the row
+    slots: Int[Array, "*B N"]  # positions in the row
     segments: Int[Array, "*B N"]  # ids of examples; 0 is padding
-    groups: Int[Array, "*B N"] | None = None  # numbers of buckets, different in each round
-    ranks: Int[Array, "*B N"] | None = None  # in the order of the chunks
+    groups: Int[Array, "*B N"] | None = None  # buckets, numbered differently in each round
+    ranks: Int[Array, "*B N"] | None = None  # positions in the order of the chunks
 
     def sees(self, keys: "Places") -> Bool[Array, "*B Q K"]:
-        """Returns whether queries at these places see keys, by slots and by segments."""
+        """Returns whether these queries see keys, by slots and by segments."""
         is_before = pairs(jnp.greater_equal, self.slots, keys.slots)
         is_own = pairs(jnp.equal, self.segments, keys.segments)
         return is_before & is_own & (keys.segments > 0)[..., None, :]
@@ -39,7 +39,7 @@ def pairs(
     queries: Shaped[Array, "*#B Q"],
     keys: Shaped[Array, "*#B K"],
 ) -> Shaped[Array, "*B Q K"]:
-    """Returns relation(query, key) of all queries and keys (..., Q, K)."""
+    """Returns relation(query, key) for all pairs of queries and keys (..., Q, K)."""
     return relation(queries[..., :, None], keys[..., None, :])
 
 
@@ -51,11 +51,12 @@ def attend(
     size: int,
     dropout: WeightDropout | None = None,
 ) -> tuple[Float[Array, "B H N D"], Float[Array, "B H N"]]:
-    """Returns the outputs of queries, keys and values in chunks, and the logarithms of their sums.
+    """Attends within chunks; returns the outputs, and the logarithms of the sums of exp(score).
 
-    A chunk has `size` places, and N is a multiple of it. The first chunk comes after the last one.
-    `masked(scores, query_places, key_places)` returns the scores (..., Q, K) with the mask. The
-    logarithm of the sum of exp(score) serves to merge several outputs of a query.
+    `arrays` are queries, keys and values. A chunk has `size` positions, of which N is a multiple.
+    The chunk before the first one is the last one. `masked(scores, query_places, key_places)`
+    applies the mask to the scores (..., Q, K). The logarithms of the sums serve to merge several
+    outputs of a query.
     """
     length = arrays[0].shape[2]
     queries, keys, values = (_chunks(x, size, axis=2) for x in arrays)  # (B, H, C, S, D)
@@ -66,7 +67,8 @@ def attend(
         key_places = jax.tree.map(partial(_with_last, axis=-1), query_places)
     scores = jnp.einsum("bhcqd,bhckd->bhcqk", queries, keys, preferred_element_type=jnp.float32)
     scores = masked(scores, query_places, key_places)
-    # Of the scores of hidden keys, the logarithm of the sum has few digits. The weights have all.
+    # The weights are not computed as exp(score - sum), because for a query that sees no key the
+    # sum is about HIDDEN, where float32 has no digits left for the differences.
     weights = jax.nn.softmax(scores, axis=-1)
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
@@ -77,13 +79,13 @@ def attend(
 
 
 def _chunks(x: Shaped[Array, "..."], size: int, axis: int) -> Shaped[Array, "..."]:
-    """Returns x with the places of its axis in chunks (..., C, S, ...)."""
+    """Splits an axis of x into chunks (..., C, S, ...)."""
     axis %= x.ndim
     return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
 
 
 def _with_last(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
-    """Returns chunks (..., C, S, ...) behind those before; `axis` is that of S."""
+    """Prepends to each chunk (..., C, S, ...) the previous one; `axis` is the axis S."""
     axis %= x.ndim
     return jnp.concatenate([jnp.roll(x, 1, axis=axis - 1), x], axis=axis)
 
@@ -91,19 +93,20 @@ def _with_last(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
 def segments_of(mask: Mask, length: int, size: int) -> Int[Array, "B 1 N"]:
     """Returns the segments of a row of `length`, padded to a multiple of `size`.
 
-    Raises ValueError for a mask with other conditions.
+    Raises ValueError if the mask has conditions that attention in chunks does not support.
     """
     if not mask.conditions() <= {"causal", "query_segments", "key_segments", "query_slots"}:
-        raise ValueError(f"chunks of a causal row do not take {sorted(mask.conditions())}")
+        raise ValueError(f"attention in chunks does not support {sorted(mask.conditions())}")
     segments = mask.key_segments
     segments = jnp.ones((1, length), jnp.int32) if segments is None else jnp.asarray(segments)
     return padded(segments, -length % size)[:, None]
 
 
 class LocalAttention(Attention):
-    """Attention to a chunk of the row and the chunk before: (B, L, M) -> (B, L, M), and None.
+    """Attention to a query's own chunk and the previous one: (B, L, M) -> (B, L, M), and None.
 
-    The rotations are those of LSH attention, and change nothing here. There are no buckets.
+    `rotations` and `buckets` are accepted so that LSH attention and local attention can alternate
+    in a stack, but they are not used, and no buckets are returned.
     """
 
     chunk: int = 64
@@ -144,7 +147,7 @@ class LocalAttention(Attention):
         return y.swapaxes(1, 2)[:, :length]
 
     def _bias(self, slots: Int[Array, "#B Q"], num_slots: int) -> Float[Array, "#B 1 Q K"]:
-        """Returns a bias that hides the keys before the last two chunks of each query."""
+        """Returns a bias that hides the keys before the previous chunk of each query."""
         keys = jnp.arange(num_slots)[None]
         is_near = pairs(jnp.less_equal, slots // self.chunk, keys // self.chunk + 1)
         return jnp.where(is_near, 0.0, HIDDEN)[:, None]

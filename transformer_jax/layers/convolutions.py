@@ -1,4 +1,4 @@
-"""Convolutions: over positions, over a grid of vectors, and over the characters of words."""
+"""Convolutions over positions, over a grid of vectors, and over the characters of words."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from transformer_jax.layers import parameters
 from transformer_jax.layers.parameters import Linear, declared, recomputed
 
 # --------------------------------------------------------------------------------------------------
-# Convolutions over the positions of a row, as products with windows.
+# Convolutions over positions, computed as matrix products with windows.
 #
-# XLA's partitioner gives wrong gradients of convolutions on some meshes. Therefore no layer of this
-# file, here and below, uses XLA's convolutions. The kernels of this section are whole on each
-# device: they are small beside the other layers.
+# XLA's partitioner computes wrong gradients of convolutions on some meshes, so no layer of this
+# file uses XLA's convolutions. The kernels of this section are replicated, because they are small
+# compared with the other layers.
 
-_TAPS = 16  # positions of a part of a wide kernel; a window of each part lies in memory
+_TAPS = 16  # positions of a wide kernel that are processed at a time, to bound the memory
 
 
 class Convolution(nn.Module):
@@ -48,9 +48,9 @@ class Convolution(nn.Module):
 
 
 def num_windows(length, shapes: Sequence[tuple[int, int]]):
-    """Returns the number of outputs of convolutions, one after the other; not below 0.
+    """Returns the number of outputs of a sequence of convolutions, at least 0.
 
-    `length`, that of their input, is a number or an array. `shapes` are (width, stride) of each.
+    The input `length` is a number or an array. `shapes` are (width, stride) of each convolution.
     """
     for width, stride in shapes:
         length = (length - width) // stride + 1
@@ -58,10 +58,12 @@ def num_windows(length, shapes: Sequence[tuple[int, int]]):
 
 
 def windows(x: Float[Array, "B L C"], width: int, stride: int) -> Float[Array, "B N W"]:
-    """Returns the values of each window side by side: (B, N, width * C)."""
+    """Returns the concatenated vectors of each window (B, N, width * C)."""
     batch, length, channels = x.shape
     count = num_windows(length, [(width, stride)])
-    blocks = -(-width // stride)  # of `stride` positions, in a window
+    # Blocks of `stride` positions do not overlap, so that all windows are slices of a reshaped
+    # array and need no gather.
+    blocks = -(-width // stride)
     needed = (count + blocks - 1) * stride
     x = jnp.pad(x, ((0, 0), (0, max(needed - length, 0)), (0, 0)))[:, :needed]
     x = x.reshape(batch, -1, stride * channels)
@@ -70,10 +72,10 @@ def windows(x: Float[Array, "B L C"], width: int, stride: int) -> Float[Array, "
 
 
 class PositionalConvolution(nn.Module):
-    """Relative positions by a wide convolution in groups: (B, L, M) -> (B, L, M).
+    """A wide grouped convolution as relative position embedding: (B, L, M) -> (B, L, M).
 
     GELU is not applied here (Baevski et al. 2020, section 2). A kernel of even width sees one more
-    position on its left. The weight norm has one length for each of the `width` positions of the
+    position on its left. Weight normalization has one norm for each of the `width` positions of the
     kernel (Salimans & Kingma 2016).
     """
 
@@ -90,7 +92,8 @@ class PositionalConvolution(nn.Module):
             nn.initializers.normal(deviation), (None, None, None), decays=True, inputs=2
         )
         direction = self.param("direction", init, (self.width, inputs, features))
-        # The expected norm of such a direction.
+        # The scale starts at the expected norm of the direction, so that the initial kernel is
+        # about the direction itself.
         norm = nn.initializers.constant(deviation * math.sqrt(inputs * features))
         scale = self.param("scale", declared(norm, (None,)), (self.width,))
         bias = self.param("bias", declared(nn.initializers.zeros, (None,)), (features,))
@@ -103,7 +106,11 @@ class PositionalConvolution(nn.Module):
 def _grouped(
     x: Float[Array, "B L M"], kernel: Float[Array, "K C M"], groups: int
 ) -> Float[Array, "B L G O"]:
-    """Returns the outputs of each group. All windows of the whole kernel would take K times x."""
+    """Returns the outputs of each group.
+
+    The kernel is applied in parts of `_TAPS` positions, because the windows of the whole kernel
+    would take K times the memory of x.
+    """
     batch, length, features = x.shape
     width, inputs, _ = kernel.shape
     taps = min(_TAPS, width)
@@ -123,10 +130,10 @@ def _grouped(
 
 
 class InstanceNorm(nn.Module):
-    """Normalizes each channel over the positions of its row: (B, L, C) -> (B, L, C).
+    """Normalizes each channel over the positions of its sequence: (B, L, C) -> (B, L, C).
 
-    It is the group normalization (Wu & He 2018) whose groups are single channels. All positions
-    count, so padding changes the result. The computation is in float32.
+    This is group normalization (Wu & He 2018) with one channel per group. All positions count, so
+    padding changes the result. The computation is in float32.
     """
 
     epsilon: float = 1e-5
@@ -147,13 +154,13 @@ def _instance_norm(x, scale, bias, epsilon):
 
 
 # --------------------------------------------------------------------------------------------------
-# Convolutions over a grid of vectors, as a product with the neighbors of each place.
+# Convolutions over a grid of vectors, computed as a matrix product with neighborhoods.
 
 _SIDE = 3
 
 
 def neighbourhoods(x: Float[Array, "B G H M"]) -> Float[Array, "B G H 3 3 M"]:
-    """Returns the 3 x 3 vectors around each place of a grid; zeros beyond its edges."""
+    """Returns the 3 x 3 vectors around each cell of a grid, with zeros beyond its edges."""
     _, rows, columns, _ = x.shape
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     parts = [
@@ -168,8 +175,8 @@ def neighbourhoods(x: Float[Array, "B G H M"]) -> Float[Array, "B G H 3 3 M"]:
 class GridBlock(nn.Module):
     """A residual block with a 3 x 3 convolution: (B, G, H, M) -> (B, G, H, M).
 
-    x <- x + W gelu(conv(norm(x))). The convolution is one matrix product: XLA's partitioner has
-    given wrong gradients of convolutions on meshes.
+    x <- x + W gelu(conv(norm(x))). The convolution is one matrix product, because XLA's partitioner
+    computes wrong gradients of convolutions on some meshes.
     """
 
     norm: Callable[..., nn.Module]
@@ -188,17 +195,17 @@ class GridBlock(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# Words read by their characters: convolutions, highways and a projection (Kim et al. 2016).
+# Word embeddings from characters: convolutions, highway layers and a projection (Kim et al. 2016).
 
-# Bytes, five marks, and 0 for positions without a word.
+# Bytes, five special characters, and 0 for positions without a word.
 NUM_CHARACTERS = 262
 
 
 class Highway(nn.Module):
     """g * relu(x W + b) + (1 - g) * x, with g = sigmoid(x V + c - 2) (Srivastava et al. 2015).
 
-    x is (..., M). At initialization the gate g lets most of x pass: -2 stands beside the parameter
-    c, as in the published code of ELMo.
+    x is (..., M). The constant -2, which the published code of ELMo also adds to the parameter c,
+    makes the layer pass most of x through at initialization.
     """
 
     dtype: jnp.dtype = jnp.float32
@@ -214,14 +221,14 @@ class Highway(nn.Module):
 
 
 class CharacterWords(nn.Module):
-    """Characters (B, L, C) int32 -> vectors of their words (B, L, M) (Peters et al. 2018, 3.1).
+    """Characters (B, L, C) int32 -> word embeddings (B, L, M) (Peters et al. 2018, section 3.1).
 
-    `filters` are (width, number) pairs. A filter gives its largest value over the positions of the
-    word. Highways and a projection follow.
+    `filters` are (width, number) pairs. The output of each filter is its maximum over the positions
+    of the word. Highway layers and a projection follow.
     """
 
     features: int
-    width: int = 16  # of the vector of a character
+    width: int = 16  # of the embedding of a character
     filters: Sequence[tuple[int, int]] = ((1, 32), (2, 32))
     num_highways: int = 2
     dtype: jnp.dtype = jnp.float32
@@ -252,26 +259,27 @@ class CharacterWords(nn.Module):
         kernel = self.param(f"filter_{width}", init, (width, x.shape[-1], number))
         zeros = declared(nn.initializers.zeros, ("mlp",))
         bias = self.param(f"filter_{width}_bias", zeros, (number,))
-        # XLA's partitioner gives a wrong gradient of convolutions on some meshes, so a convolution
-        # is a product with the characters of each window, side by side.
-        places = x.shape[1] - width + 1
-        windows = [x[:, first : first + places] for first in range(width)]
-        windows = jnp.concatenate(windows, axis=-1)  # (N, places, width * E)
+        # XLA's partitioner computes a wrong gradient of convolutions on some meshes, so the
+        # convolution is a matrix product with the concatenated characters of each window.
+        count = x.shape[1] - width + 1
+        windows = [x[:, first : first + count] for first in range(width)]
+        windows = jnp.concatenate(windows, axis=-1)  # (N, count, width * E)
         y = windows @ kernel.reshape(-1, number).astype(x.dtype)
-        # A bias that is the same everywhere may follow the maximum.
+        # The bias is the same at all positions and the ReLU is monotonic, so both may follow the
+        # maximum, where they are cheaper.
         return jax.nn.relu(y.max(axis=1) + bias.astype(x.dtype))
 
     @nn.nowrap
     def flops(self, length: int, characters: int) -> int:
-        """Returns the FLOPs of a row of `length` words of so many characters."""
+        """Returns the FLOPs of a row of `length` words with `characters` characters each."""
         total, filters = 0, sum(number for _, number in self.filters)
         for width, number in self.filters:
-            places = length * (characters - width + 1)
-            total += parameters.dense(places, width * self.width, number)
+            positions = length * (characters - width + 1)
+            total += parameters.dense(positions, width * self.width, number)
         total += self.num_highways * parameters.dense(length, filters, 2 * filters)
         return total + parameters.dense(length, filters, self.features)
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns values from -0.05 to 0.05, as in the published code."""
+    """Returns uniform values from -0.05 to 0.05, as in the published code."""
     return jax.random.uniform(key, shape, minval=-0.05, maxval=0.05)

@@ -1,7 +1,7 @@
-"""The state of decoding: the cache that a model has of the tokens it has read.
+"""Decoding states: what a model caches of the tokens that it has read.
 
-A state holds B inputs with K hypotheses each. Sampling has one hypothesis for each input. All
-classes have the same methods, and sampling and beam search know no others.
+A state holds B inputs with K hypotheses each; sampling has one hypothesis for each input. All
+classes implement the protocol `State`, and sampling and beam search use no other methods.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ class State(Protocol):
     def reorder(self, parents: Int[Array, "B K"]) -> "State":
         """Returns the state in which hypothesis k of input b continues `parents[b, k]`.
 
-        `parents` (B, K) may have another number of hypotheses than the state.
+        `parents` (B, K) may have a different number of hypotheses than the state.
         """
 
     def admit(self, new: "State", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "State":
-        """Returns the state with the inputs in `rows` (N,) of `new` at `places` (N,).
+        """Returns the state with the inputs in `rows` (N,) of `new` at the indices `places` (N,).
 
-        A repeated pair of row and place has no further effect.
+        A pair of row and index may be repeated, which has no further effect.
         """
 
     def resized(self, slots: int, length: int) -> "State":
-        """Returns the state with room for outputs of `slots` tokens, and sources of `length`."""
+        """Returns the state with room for outputs of `slots` tokens and sources of `length`."""
 
 
 @struct.dataclass
 class Rows:
-    """A row for each hypothesis: its own key/value cache, or a recurrent state.
+    """A row for each hypothesis: its own KV cache, or a recurrent state.
 
-    A recurrent state grows with no token. A cache has room for all tokens from the beginning.
+    A recurrent state has a fixed size, and a KV cache has room for all tokens from the start.
     """
 
     cache: Any  # a tree of arrays (B K, ...)
@@ -51,7 +51,7 @@ class Rows:
             return self  # each hypothesis continues itself
 
         def chosen(x):
-            # Each input's own hypotheses, so that inputs may stand on different devices.
+            # Index within the hypotheses of each input, so that inputs may be on different devices.
             x = x.reshape(batch, beams, *x.shape[1:])
             return jax.vmap(lambda rows, numbers: rows[numbers])(x, parents).reshape(
                 -1, *x.shape[2:]
@@ -81,9 +81,9 @@ class Rows:
 
 @struct.dataclass
 class SourceRows(Rows):
-    """A recurrent state for each hypothesis, and the arrays of a source that its hypotheses share.
+    """A recurrent state for each hypothesis, and source arrays that the hypotheses share.
 
-    `source` has the key "segments" (B, S), 1 for the tokens of a source and 0 for padding.
+    `source` contains the key "segments" (B, S), 1 for the tokens of a source and 0 for padding.
     """
 
     source: dict[str, Array] = struct.field(kw_only=True)  # arrays (B, S, ...)
@@ -91,7 +91,8 @@ class SourceRows(Rows):
     def admit(
         self, new: "SourceRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
     ) -> "SourceRows":
-        # No source that is admitted is longer, whatever it was read with.
+        # An admitted source is never longer, whatever the padded length of the batch in which it
+        # was encoded.
         new = new.resized(0, self.source["segments"].shape[1])
 
         source = jax.tree.map(lambda old, x: old.at[places].set(x[rows]), self.source, new.source)
@@ -103,9 +104,9 @@ class SourceRows(Rows):
 
 @struct.dataclass
 class GrowingRows(Rows):
-    """A key/value cache for each hypothesis, with room for its source and its output so far.
+    """A KV cache for each hypothesis, with room for its source and its output so far.
 
-    `cache` has the key "cache", and others.
+    `cache` contains the key "cache" and others.
     """
 
     def admit(
@@ -123,13 +124,13 @@ class GrowingRows(Rows):
 
 @struct.dataclass
 class Ring:
-    """A key/value cache that the K hypotheses of an input share: a ring of P slots.
+    """A KV cache that the K hypotheses of an input share: a ring of P slots.
 
-    Inputs come and go while other inputs continue. At each turn all inputs write to the same slot,
-    whatever their positions are. The K hypotheses write side by side, and nothing is moved later:
-    `ancestors[b, k, p]` is the hypothesis in slot p that hypothesis k continues, -1 where it
-    continues none. Reordering this table costs nothing; reordering the cache would cost as much as
-    the model.
+    Inputs come and go while others continue. In each turn, all inputs write to the same slot,
+    whatever their positions are, because a slice update is much faster than a scatter. The K
+    hypotheses write side by side, and nothing is moved later: `ancestors[b, k, p]` is the
+    hypothesis in slot p that hypothesis k continues, or -1 if there is none. Reordering this table
+    costs almost nothing, whereas reordering the cache would cost as much as the model.
     """
 
     ancestors: Int[Array, "B K P"]
@@ -142,7 +143,7 @@ class Ring:
 
     @classmethod
     def begun(cls, collections: dict, segments: Int[Array, "N S"], beams: int) -> "Ring":
-        """Returns the state in which N inputs have read one token each, into the only slot."""
+        """Returns the state after N inputs have read one token each, in a ring of one slot."""
         batch = len(segments)
         return cls(
             ancestors=jnp.zeros((batch, 1, 1), jnp.int32),
@@ -173,15 +174,16 @@ class Ring:
         )
 
     def admit(self, new: "Ring", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "Ring":
-        # The only slot of the new inputs becomes the last slot that was written.
+        # The only slot of the new inputs is moved to the slot that was written last, so that all
+        # inputs share the next one.
         slots = self.ancestors.shape[2]
         slot = (self.turn - 1) % slots
         ancestors = jnp.roll(_lengthened(new.ancestors, slots), slot, axis=2)
 
         taken = jax.tree.map(lambda x: x[rows], (new.cache, new.cross_cache, new.segments))
 
-        # Inputs are written one after the other, in place. A scatter takes several times as long on
-        # a CPU.
+        # Inputs are written one after the other, in place, because a scatter takes several times as
+        # long on a CPU.
         def put(n, stored):
             one = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, n, 1), taken)
             return self._with_input(stored, one, places[n], slot)
@@ -197,29 +199,30 @@ class Ring:
         )
 
     def _with_input(
-        self, stored: tuple, new: tuple, place: Int[Array, ""], slot: Int[Array, ""]
+        self, stored: tuple, new: tuple, index: Int[Array, ""], slot: Int[Array, ""]
     ) -> tuple:
-        """Returns (cache, cross_cache, segments) with those of a `new` input at `place`."""
+        """Returns (cache, cross_cache, segments) with the arrays of a `new` input at `index`."""
         cache, cross_cache, segments = stored
         new_cache, new_cross_cache, new_segments = new
-        # No source that is admitted is longer, whatever it was read with.
+        # An admitted source is never longer, whatever the padded length of the batch in which it
+        # was encoded.
         length = segments.shape[1]
         new_cross_cache = resize_slots(new_cross_cache, min(length, new_segments.shape[1]))
 
         def cleared(collection):
-            # Hidden values have weight 0, but 0 times NaN is NaN.
+            # Hidden values have weight 0, but 0 times a NaN of the previous input is NaN.
             blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), collection)
-            return write_slots(collection, blank, place, 0)
+            return write_slots(collection, blank, index, 0)
 
         return (
-            write_slots(cleared(cache), new_cache, place, slot * self.beams),
-            write_slots(cleared(cross_cache), new_cross_cache, place, 0),
-            jax.lax.dynamic_update_slice_in_dim(segments, _cut(new_segments, length), place, 0),
+            write_slots(cleared(cache), new_cache, index, slot * self.beams),
+            write_slots(cleared(cross_cache), new_cross_cache, index, 0),
+            jax.lax.dynamic_update_slice_in_dim(segments, _cut(new_segments, length), index, 0),
         )
 
     def resized(self, slots: int, length: int) -> "Ring":
         num_kept = min(slots, self.ancestors.shape[2])
-        shift = num_kept - self.turn  # puts the newest slot last among those that are kept
+        shift = num_kept - self.turn  # moves the newest slot to the end of the slots that are kept
         ancestors = jnp.roll(self.ancestors, shift, axis=2)[..., :num_kept]
         return self.replace(
             ancestors=_lengthened(ancestors, slots),
@@ -231,27 +234,27 @@ class Ring:
 
 
 def _lengthened(ancestors: Int[Array, "B K P"], slots: int) -> Int[Array, "B K slots"]:
-    """Returns `ancestors` with so many slots, none in the new ones."""
+    """Returns `ancestors` padded to `slots` slots, without an ancestor (-1) in the new ones."""
     missing = slots - ancestors.shape[2]
     return jnp.pad(ancestors, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
 
 
 def _cut(x: Array, length: int) -> Array:
-    """Returns arrays of the positions of sources (N, S, ...), cut or padded at the end."""
+    """Returns x (N, S, ...) cut or zero-padded at the end to `length` source positions."""
     x = x[:, :length]
     return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
 
 def split(tree):
-    """Returns the arrays (rows, ...), split over the devices by rows.
+    """Returns the arrays (rows, ...) of a tree split over the devices by rows.
 
-    Keys and values are split by heads, too. Scalars are complete on each device.
+    Keys and values are also split by heads. Scalars are replicated.
     """
     return jax.tree.map(lambda x, axes: sharding.constrain(x, *axes), tree, logical_axes(tree))
 
 
 def on_rows(f: Callable, *trees):
-    """Returns f(*trees), where each device computes its own rows of the arrays (rows, ...)."""
+    """Returns f(*trees), for which each device computes its own rows of the arrays (rows, ...)."""
     if sharding.parts("batch") == 1:
         return f(*trees)
     result = jax.eval_shape(f, *trees)
@@ -259,7 +262,7 @@ def on_rows(f: Callable, *trees):
 
 
 def logical_axes(tree):
-    """Returns the logical axes of the arrays of a tree, see `split`."""
+    """Returns the logical axes by which `split` shards the arrays of a tree."""
 
     def axes(path, x):
         names = ("batch", "heads") if is_cached(path) else ("batch",)

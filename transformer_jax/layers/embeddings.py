@@ -1,4 +1,4 @@
-"""The outputs and heads on the states of a model, and embeddings of tokens and positions."""
+"""Output layers and heads on hidden states, and embeddings of tokens and positions."""
 
 import dataclasses
 import math
@@ -21,9 +21,11 @@ from transformer_jax.layers.recurrent import LSTM, Unidirectional
 from transformer_jax.losses import NO_TOKEN
 
 # --------------------------------------------------------------------------------------------------
-# The outputs of models: how states become logits, and the cross-entropy of tokens.
+# Output layers: logits from hidden states, and the cross-entropy of tokens.
 #
-# A model's `output()` returns a `Projection`, or any other `Output`.
+# The method `output()` of a model returns a `Projection` or another `Output`. Losses take the
+# hidden states and this output rather than logits, because the logits (B, L, V) of a large
+# vocabulary would be the largest array of a step.
 
 
 @runtime_checkable
@@ -31,13 +33,13 @@ class Output(Protocol):
     """The output layer of a model: a tree of arrays, with these methods."""
 
     def first(self, size: int) -> "Output":
-        """Returns the output for the first `size` tokens, without rows that pad a vocabulary."""
+        """Returns the output for the first `size` tokens, without rows that pad the vocabulary."""
 
     def tempered(self, temperature: float) -> "Output":
-        """Returns the output whose logits are those of this one over `temperature`."""
+        """Returns the output whose logits are divided by `temperature`."""
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
-        """Returns the logits (..., V) float32. They may be log-probabilities."""
+        """Returns the logits (..., V) float32, which may be normalized log-probabilities."""
 
     def cross_entropy(
         self,
@@ -47,19 +49,19 @@ class Output(Protocol):
         *,
         label_smoothing: float = 0.0,
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-        """Returns (loss, nll, correct) as `losses.cross_entropy`, with exact gradients."""
+        """Returns (loss, nll, correct) like `losses.cross_entropy`, with exact gradients."""
 
     def label_log_probs(
         self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
     ) -> Float[Array, "B L"]:
         """Returns the log-probabilities of the labels (B, L) float32, with exact gradients.
 
-        The logits exist in chunks of the length. The backward pass computes them again.
+        The logits are computed in chunks of the length, and again in the backward pass.
         """
 
 
 class Projection(NamedTuple):
-    """The logits hidden table^T + bias. Rows whose bias is NO_TOKEN pad the vocabulary."""
+    """The logits hidden @ table^T + bias. Rows whose bias is NO_TOKEN pad the vocabulary."""
 
     table: Float[ArrayLike, "V M"]  # float32
     bias: Float[ArrayLike, " V"] | None = None  # float32
@@ -76,6 +78,7 @@ class Projection(NamedTuple):
             return self
         bias = self.bias
         if bias is not None:
+            # NO_TOKEN stays as it is, because `losses` recognizes the padding rows by it.
             bias = jnp.where(bias > losses.NO_TOKEN / 2, bias / temperature, bias)
         return Projection(self.table / temperature, bias)
 
@@ -112,6 +115,8 @@ def _forward(inputs: losses.Inputs):
 
 
 def _backward(inputs: losses.Inputs, cotangent: Float[Array, "B L"]):
+    # The gradient of the log-probabilities is the gradient of a cross-entropy whose weights are
+    # minus the cotangents, so that the chunked loss computes it.
     result = losses.in_chunks(inputs._replace(weights=-cotangent), gradients=True)
     return (losses.Inputs(result.d_hidden, *result.d_output, None, None),)
 
@@ -121,9 +126,9 @@ _label_log_probs.defvjp(_forward, _backward)
 
 @struct.dataclass
 class Cluster:
-    """Tokens of neighbouring ids: a table (N, E) of their vectors, and a projection of states.
+    """Tokens of consecutive ids: their output vectors (N, E), and a projection of hidden states.
 
-    The table may have further rows. Those whose bias is NO_TOKEN stand for no token.
+    The table may have further rows, which pad it if their bias is NO_TOKEN.
     """
 
     rows: Projection
@@ -131,7 +136,7 @@ class Cluster:
     size: int = struct.field(pytree_node=False)  # the number of tokens
 
     def narrowed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
-        """Projects states to the width of the table."""
+        """Projects hidden states to the width of the table."""
         if self.projection is None:
             return hidden
         return jnp.dot(hidden, self.projection.astype(hidden.dtype).T)
@@ -142,11 +147,12 @@ class Cluster:
 
 @struct.dataclass
 class AdaptiveSoftmax:
-    """A softmax in two steps, for a vocabulary in the order of frequency (Grave et al. 2017).
+    """A two-level softmax for a vocabulary sorted by frequency (Grave et al. 2017).
 
-    The head has a row for each of the most frequent tokens, and in its last rows one for each tail.
-    The probability of a token in a tail is that of the tail times that of the token within it
-    (section 4). The loss computes the logits of a tail only where a label belongs to it.
+    The head has a row for each of the most frequent tokens, followed by a row for each tail. The
+    probability of a token in a tail is the probability of the tail times the probability of the
+    token within the tail (section 4). The loss computes the logits of a tail only for positions
+    whose label belongs to it.
     """
 
     head: Cluster
@@ -155,14 +161,14 @@ class AdaptiveSoftmax:
     def first(self, size: int) -> "AdaptiveSoftmax":
         count = sum(cluster.size for cluster in (self.head, *self.tails))
         if size != count:
-            raise ValueError(f"an adaptive softmax of {count} tokens has no part of {size}")
+            raise ValueError(f"an adaptive softmax of {count} tokens can't be cut to {size}")
         return self
 
     def tempered(self, temperature: float) -> "AdaptiveSoftmax":
         if temperature != 1:
             raise UserError(
-                f"temperature={temperature}: an adaptive softmax has the temperature 1 alone; set "
-                "config.model.adaptive_cutoffs to () for others"
+                f"temperature={temperature}: an adaptive softmax supports only temperature 1; set "
+                "config.model.adaptive_cutoffs to () for other temperatures"
             )
         return self
 
@@ -171,8 +177,8 @@ class AdaptiveSoftmax:
         head = self.head.log_probs(hidden)
         parts = [head[..., : self.head.size]]
         for number, tail in enumerate(self.tails):
-            of_tail = head[..., self._row(number), None]
-            parts.append(of_tail + tail.log_probs(hidden)[..., : tail.size])
+            tail_log_prob = head[..., self._row(number), None]
+            parts.append(tail_log_prob + tail.log_probs(hidden)[..., : tail.size])
         return jnp.concatenate(parts, axis=-1)
 
     def cross_entropy(
@@ -183,7 +189,10 @@ class AdaptiveSoftmax:
         *,
         label_smoothing: float = 0.0,
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-        """Returns (loss, nll, correct). A label is correct if it is the likeliest of both steps."""
+        """Returns (loss, nll, correct).
+
+        A label counts as correct if it is the most likely one on both levels.
+        """
         if label_smoothing:
             raise UserError(
                 f"config.task.label_smoothing={label_smoothing}: an adaptive softmax has none; set "
@@ -195,14 +204,14 @@ class AdaptiveSoftmax:
             inside.append((labels >= first) & (labels < first + tail.size))
             head_labels = jnp.where(inside[-1], self._row(number), head_labels)
             first += tail.size
-        of_head = (self.head.narrowed(hidden), *self.head.rows, head_labels, weights)
-        loss, correct = losses.selected_cross_entropy(*of_head)
+        head_inputs = (self.head.narrowed(hidden), *self.head.rows, head_labels, weights)
+        loss, correct = losses.selected_cross_entropy(*head_inputs)
         first = self.head.size
         for tail, selected in zip(self.tails, inside):
-            of_tail = (tail.narrowed(hidden), *tail.rows, labels - first, weights)
-            tail_loss, is_likeliest = losses.selected_cross_entropy(*of_tail, selected=selected)
+            tail_inputs = (tail.narrowed(hidden), *tail.rows, labels - first, weights)
+            tail_loss, tail_correct = losses.selected_cross_entropy(*tail_inputs, selected=selected)
             loss += tail_loss
-            correct = jnp.where(selected, correct * is_likeliest, correct)
+            correct = jnp.where(selected, correct * tail_correct, correct)
             first += tail.size
         return loss, loss, jnp.sum(correct * weights)
 
@@ -214,15 +223,15 @@ class AdaptiveSoftmax:
         for number, tail in enumerate(self.tails):
             inside = (labels >= first) & (labels < first + tail.size)
             head_labels = jnp.where(inside, self._row(number), head_labels)
-            of_tail = jnp.where(inside, labels - first, 0)
-            log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), of_tail)
+            tail_labels = jnp.where(inside, labels - first, 0)
+            log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), tail_labels)
             within_tails += jnp.where(inside, log_probs, 0.0)
             first += tail.size
-        of_head = self.head.rows.label_log_probs(self.head.narrowed(hidden), head_labels)
-        return of_head + within_tails
+        head_log_probs = self.head.rows.label_log_probs(self.head.narrowed(hidden), head_labels)
+        return head_log_probs + within_tails
 
     def _row(self, number: int) -> int:
-        """Returns the row of a tail in the head's table."""
+        """Returns the row of the head's table that predicts a tail."""
         return self.head.rows.table.shape[0] - len(self.tails) + number
 
 
@@ -231,8 +240,8 @@ def token_log_probs(
 ) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
     """Returns the log-probabilities of the labels (B, L) float32.
 
-    Also returns whether the label has the largest logit (B, L) bool. Each device computes one row
-    at a time.
+    Also returns whether the label has the largest logit (B, L) bool. Each device computes one
+    sequence at a time.
     """
 
     def rows(logits, labels):
@@ -249,15 +258,16 @@ def map_logits(
     output: Output,
     *arrays: Shaped[ArrayLike, "B L"],
 ) -> Any:
-    """Returns a tree of arrays (B, L): `function` of the logits and of `arrays`, for each row.
+    """Applies `function` to the logits and `arrays` of each sequence; returns arrays (B, L).
 
-    The logits are those of `output` for the states `hidden`. Each device computes one row at a
-    time, so that the logits of a large vocabulary take little memory. `function` gets logits (rows,
-    L, V) float32, and returns arrays (rows, L).
+    The logits are computed by `output` from the hidden states. Each device computes one sequence at
+    a time, so that the logits of a large vocabulary take little memory. `function` receives logits
+    (rows, L, V) float32 and returns a tree of arrays (rows, L).
     """
     parts = sharding.parts("batch")
 
-    # (B, ...) -> (B / parts, parts, ...). Each device has one row of `parts`.
+    # (B, ...) -> (B / parts, parts, ...). jax.lax.map runs over the first axis, and each device
+    # holds one row of the second one, so that no row has to move to another device.
     def split(x):
         x = x.reshape(parts, -1, *x.shape[1:]).swapaxes(0, 1)
         return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
@@ -276,15 +286,15 @@ def map_logits(
 
 
 # --------------------------------------------------------------------------------------------------
-# The heads that fine-tuning puts on a pre-trained model.
+# The heads that fine-tuning adds to a pre-trained model.
 
 
 class Head(nn.Module):
-    """Dropout and one affine map: (..., M) -> float32 (..., features).
+    """Dropout and an affine map: (..., M) -> float32 (..., features).
 
-    With `pools`, dropout, an affine map and tanh precede them. A head of `zeros` begins with a
-    kernel of zeros. All is computed in float32: bfloat16 would round different scores to equal
-    ones.
+    With `pools`, they are preceded by dropout, an affine map and tanh. With `zeros`, the kernel is
+    initialized to zeros. Everything is computed in float32, because bfloat16 would round different
+    scores to equal ones.
     """
 
     features: int
@@ -314,12 +324,12 @@ class Head(nn.Module):
 
 
 class RewardHead(nn.Module):
-    """A reward, by a head of one feature: (..., M) -> float32 (..., 2).
+    """A reward, computed by a head with one feature: (..., M) -> float32 (..., 2).
 
-    The first number is the output of the head, which is learned. The second one is normalised: the
-    first less `mean`, over `deviation`. These two are no part of the loss. They are measured, so
-    that the normalised rewards of reference texts have mean 0 and variance 1 (Ziegler et al. 2019,
-    section 2.1).
+    The first number is the output of the head, which is learned. The second number is the
+    normalized reward (first - mean) / deviation. `mean` and `deviation` receive no gradient but are
+    measured, so that the normalized rewards of reference texts have mean 0 and variance 1 (Ziegler
+    et al. 2019, section 2.1).
     """
 
     score: Head
@@ -329,15 +339,15 @@ class RewardHead(nn.Module):
         mean = self.param("mean", declared(nn.initializers.zeros, ()), ())
         deviation = self.param("deviation", declared(nn.initializers.ones, ()), ())
         reward = self.score(x, train=train)
-        normalised = jax.lax.stop_gradient((reward - mean) / deviation)
-        return jnp.concatenate([reward, normalised], axis=-1)
+        normalized = jax.lax.stop_gradient((reward - mean) / deviation)
+        return jnp.concatenate([reward, normalized], axis=-1)
 
 
 class ConcatenationHead(nn.Module):
-    """Two blocks of a norm, dropout and an affine map, with rectified units between them.
+    """Two blocks of norm, dropout and affine map with a ReLU between them.
 
-    (..., M) -> float32 (..., features) (Howard & Ruder 2018, section 3.3). The norms are layer
-    norms, where the paper has batch norms: the outputs of a row depend on no other row.
+    (..., M) -> float32 (..., features) (Howard & Ruder 2018, section 3.3). The paper uses batch
+    norm; layer norm is used here so that the output for an example depends on no other example.
     """
 
     features: int
@@ -356,11 +366,11 @@ class ConcatenationHead(nn.Module):
 class RecurrentHead(nn.Module):
     """A two-layer bidirectional LSTM on frozen features (Devlin et al. 2018, section 5.3).
 
-    States of several layers, (B, L, width) each, filled (B, L) bool -> float32 (B, L, features).
-    The layers' states are concatenated, or summed with learned weights that add up to 1. Where it
-    is `scaled`, a learned number multiplies the sum, and dropout follows (Peters et al. 2018,
-    section 3.2). Where it `pools`, the outputs are (B, features), from the largest values over the
-    positions (Conneau et al. 2017, section 3.2.3).
+    Hidden states of several layers, (B, L, width) each, and filled (B, L) bool -> float32 (B, L,
+    features). The hidden states of the layers are concatenated, or summed with learned weights that
+    add up to 1. With `scaled`, the sum is multiplied by a learned number and followed by dropout
+    (Peters et al. 2018, section 3.2). With `pools`, the maximum over the positions is taken
+    (Conneau et al. 2017, section 3.2.3), and the outputs are (B, features).
     """
 
     features: int
@@ -389,11 +399,12 @@ class RecurrentHead(nn.Module):
             x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
         if self.pools:
             x = jnp.where(filled[..., None], x, -jnp.inf).max(axis=1)
-            x = jnp.where(filled.any(axis=1)[:, None], x, 0)  # a row of padding alone
+            # The maximum over a row that consists only of padding would be -inf.
+            x = jnp.where(filled.any(axis=1)[:, None], x, 0)
         return Head(self.features, self.dropout, name="tags")(x, train=train)
 
     def _mixed(self, states: Float[Array, "layers B L M"], train: bool) -> Float[Array, "B L M"]:
-        """Returns the weighted sum of the layers' states."""
+        """Returns the weighted sum of the hidden states of the layers."""
         init = declared(nn.initializers.zeros, (None,))
         weights = jax.nn.softmax(self.param("weights", init, (len(states),)))
         if self.scaled:
@@ -405,17 +416,17 @@ class RecurrentHead(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # Embeddings of tokens and positions.
 
-# The kinds of positions that a model defines up to its `max_length`.
+# The kinds of positions that are defined only up to the `max_length` of a model.
 BOUNDED = ("learned", "normalized", "binary")
 
 
 class Embed(nn.Module):
-    """A table of vectors (V, M) float32: int32 ids (B, L) -> `dtype` (B, L, M).
+    """An embedding table (V, M) float32: int32 ids (B, L) -> `dtype` (B, L, M).
 
-    The number of rows of the table is V, rounded up to a multiple of `multiple`. The additional
-    rows are zero. Raises UserError for an id outside [0, V). Under jax.jit the ids are not known:
-    the vector of such an id is NaN. The vector of id i is row i + `offset`, and the first rows
-    belong to no id.
+    The number of rows of the table is V, rounded up to a multiple of `multiple`; the additional
+    rows are zero. The embedding of id i is row i + `offset`, so that the first `offset` rows belong
+    to no id. Raises UserError for an id outside [0, V). Under jax.jit, where the ids are unknown,
+    the embedding of such an id is NaN.
     """
 
     num_embeddings: int
@@ -439,9 +450,10 @@ class Embed(nn.Module):
     def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
             check_ids(np.asarray(ids), self.num_embeddings, self.key)
-        # Each device looks up its own columns of the table for all rows. Then rows and columns are
-        # exchanged. The vectors of a batch are much smaller than the table. The gradients of the
-        # table are summed in float32.
+        # Each device looks up its own columns of the table for all examples. Then an all-to-all
+        # exchanges columns for examples, because the embeddings of a batch are much smaller than
+        # the table. The cast follows the lookup, so that the gradients of the table are summed in
+        # float32.
         ids = sharding.constrain(ids + self.offset, "lookup", "length")
         x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)  # (B, L, M)
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
@@ -452,7 +464,7 @@ class Embed(nn.Module):
         return self.embedding
 
     def output(self) -> Projection:
-        """Returns an output projection tied to the table; its bias excludes the additional rows."""
+        """Returns an output projection tied to the table, whose bias excludes additional rows."""
         rows = self.embedding.shape[0]
         if rows == self.num_embeddings:
             return Projection(self.embedding)
@@ -461,7 +473,7 @@ class Embed(nn.Module):
 
 
 def check_ids(ids: Int[np.ndarray, "*axes"], count: int, key: str = "vocab_size") -> None:
-    """Raises UserError for an id outside [0, count), where config.model.KEY=count."""
+    """Raises UserError for an id outside [0, count), which names config.model.KEY=count."""
     invalid = ids[(ids < 0) | (ids >= count)]
     if invalid.size:
         raise UserError(
@@ -508,11 +520,11 @@ def position_codes(
     features: int,
     max_length: int,
 ) -> Float[Array, "*B M"]:
-    """Returns vectors of positions that no training changes: int32 (...) -> float32 (..., M).
+    """Returns position encodings that are not learned: int32 (...) -> float32 (..., M).
 
-    Each column of position p holds p, or p / max_length where it is normalized. Column i of the
-    binary code holds bit i of p, from the lowest; where the bits of max_length - 1 end, the next
-    column begins with the lowest again.
+    Each column holds the position p ("index") or p / max_length ("normalized"). Column i of the
+    binary code holds bit i of p, starting with the lowest bit; the columns after the highest bit of
+    max_length - 1 repeat the code.
     """
     if kind == "sinusoidal":
         return sinusoids(positions, features)
@@ -524,17 +536,18 @@ def position_codes(
 
 
 # --------------------------------------------------------------------------------------------------
-# Positions that reach attention: rotations of queries and keys, and biases of the scores.
+# Positions within attention: rotations of queries and keys, and biases of the scores.
 
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Rotary positions (Su et al. 2021, section 3.2.2).
+    """Rotary position embeddings (Su et al. 2021, section 3.2.2).
 
-    The pair of columns i and i + D/2 of a head turns by the angle p / theta^(2i/D) at position p:
-    Llama's layout. A `factor` above 1 slows slow rotations down by it, for rows longer than the
-    `trained_length`. Rotations that turn at least 4 times in that length keep their rate, and those
-    between 1 and 4 times change gradually (Grattafiori et al. 2024; the code of Llama 3.1).
+    At position p, the pair of columns i and i + D/2 of a head is rotated by the angle p /
+    theta^(2i/D), which is Llama's layout. For sequences longer than `trained_length`, a `factor`
+    above 1 divides the rates of slow rotations. Rotations with at least 4 turns in that length keep
+    their rate, and between 1 and 4 turns the divisor grows gradually (Grattafiori et al. 2024; the
+    code of Llama 3.1).
     """
 
     theta: float = 10_000.0
@@ -542,7 +555,7 @@ class Rotary:
     trained_length: int = 8192
 
     def rates(self, head_dim: int) -> np.ndarray:
-        """Returns the angle of each pair of columns from one position to the next (D/2,)."""
+        """Returns the angle by which each pair of columns turns per position (D/2,)."""
         rates = self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
         turns = self.trained_length * rates / (2 * math.pi)
         unscaled = np.clip((turns - 1) / 3, 0, 1)
@@ -563,9 +576,10 @@ class Rotary:
 class RelativeBias(nn.Module):
     """A learned bias of the scores by head and distance (Raffel et al. 2020, section 2.1).
 
-    Distances share buckets: half of them are exact, the others grow logarithmically up to
-    `max_distance`, and the last one holds all larger distances. Without `causal`, keys behind the
-    query have half of the buckets. One table serves all layers of a stack.
+    Distances are grouped into buckets. Half of the buckets hold one distance each, the others grow
+    logarithmically up to `max_distance`, and the last one holds all larger distances. Without
+    `causal`, half of the buckets are reserved for keys after the query. All layers of a stack share
+    one table.
     """
 
     num_heads: int
@@ -576,7 +590,7 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, distance: Int[Array, "#B #Q K"]) -> Float[Array, "#B H #Q K"]:
-        """Returns the bias of the scores, float32. A distance is that of `Mask.distance`."""
+        """Returns the bias of the scores float32 for distances as returned by `Mask.distance`."""
         init = declared(self.table_init, (None, "heads"), decays=True)
         table = self.param("table", init, (self.num_buckets, self.num_heads), jnp.float32)
         furthest = self.max_distance
@@ -587,15 +601,15 @@ class RelativeBias(nn.Module):
     def bucket(self, distance: Int[np.ndarray, "*B"]) -> Int[np.ndarray, "*B"]:
         """Returns the bucket of each distance from a query back to a key.
 
-        The arithmetic is that of the published code in float32. NumPy computes it, since an
-        accelerator's logarithm may be less exact.
+        The arithmetic follows the published code in float32. It is done in NumPy, because a less
+        exact logarithm of an accelerator would move distances at the boundaries of buckets.
         """
         count = self.num_buckets if self.causal else self.num_buckets // 2
-        # Later keys have the second half of the buckets.
+        # Keys after the query use the second half of the buckets.
         offset = 0 if self.causal else count * (distance < 0)
         distance = np.maximum(distance, 0) if self.causal else np.abs(distance)
         exact = count // 2
-        # The argument of the logarithm is at least 1 where it is used.
+        # Distances below `exact` do not use the logarithm; the maximum keeps its argument positive.
         ratio = (np.maximum(distance, exact) / exact).astype(np.float32)
         growth = np.log(ratio) / np.float32(math.log(self.max_distance / exact))
         coarse = exact + (growth * (count - exact)).astype(np.int32)
@@ -611,8 +625,8 @@ def alibi(distance: Int[Array, "#B #Q K"], num_heads: int) -> Float[Array, "#B H
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Returns the slopes of the heads (H,) float32.
 
-    They are 2^(-8i/H), i = 1..H, for a power of two. Otherwise the remaining heads have every
-    second slope of twice the largest power of two below H, as in the published code.
+    If H is a power of two, they are 2^(-8i/H), i = 1..H. Otherwise the heads beyond the largest
+    power of two below H have every second slope of twice that power, as in the published code.
     """
     power = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)

@@ -1,4 +1,4 @@
-"""Attention that grows linearly with the length: Longformer's and Linformer's."""
+"""Attention of Longformer and Linformer, whose cost grows linearly with the length."""
 
 from functools import partial
 from typing import Literal
@@ -19,11 +19,11 @@ from transformer_jax.layers.window_attention import windowed
 
 
 class LongformerAttention(Attention):
-    """Self-attention of a window, and of global tokens: (B, L, M) -> (B, L, M).
+    """Self-attention within a window and with global tokens: (B, L, M) -> (B, L, M).
 
-    A token sees the tokens within `mask.window`, and those at `global_positions` (B, N); -1 stands
-    for none. A global token sees the whole row, through projections of its own. The dilation of the
-    mask is that of the first `dilated_heads`, by default all.
+    A token attends to the tokens within `mask.window` and to those at `global_positions` (B, N),
+    where -1 is none. A global token attends to the whole row, through separate projections. The
+    dilation of the mask applies to the first `dilated_heads` heads, by default to all.
     """
 
     dilated_heads: int | None = None
@@ -42,30 +42,32 @@ class LongformerAttention(Attention):
         q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         y = self._windowed((q, k, v), mask, dropout, global_positions)
+        # The parameters of global tokens must exist even if the first batch has none.
         if self.is_initializing() and global_positions is None:
             global_positions = jnp.zeros((len(x), 1), jnp.int32)
         if global_positions is not None:
-            rows, places = jnp.arange(len(x))[:, None], jnp.maximum(global_positions, 0)
+            rows, indices = jnp.arange(len(x))[:, None], jnp.maximum(global_positions, 0)
             segments = mask.query_segments
             whole_row = Mask(
-                query_segments=None if segments is None else jnp.asarray(segments)[rows, places],
+                query_segments=None if segments is None else jnp.asarray(segments)[rows, indices],
                 key_segments=mask.key_segments,
             )
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-            q = project("global_query", x[rows, places])  # (B, N, H, D)
-            of_global = self._of_whole_row(q, x, whole_row, dropout)
+            q = project("global_query", x[rows, indices])  # (B, N, H, D)
+            global_outputs = self._global_outputs(q, x, whole_row, dropout)
+            # Position L is out of range, so that mode="drop" discards the outputs of padding.
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)
-            y = y.at[rows, beyond].set(of_global, mode="drop")
+            y = y.at[rows, beyond].set(global_outputs, mode="drop")
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
 
-    def _of_whole_row(
+    def _global_outputs(
         self, q: Queries, x: Float[Array, "B L M"], mask: Mask, dropout: WeightDropout | None
     ) -> Queries:
-        """Returns the outputs (B, N, H, D) of a few queries that see the whole row.
+        """Returns the outputs (B, N, H, D) of a few queries that attend to the whole row.
 
-        The row is not projected: q . (W^T x) = (W q) . x for the keys, and the mean of projected
-        values is the projection of the mean of x. The bias of the keys adds the same number to all
-        scores of a query, and changes no weight.
+        Since the queries are few, they are projected instead of the row: q . (W^T x) = (W q) . x
+        for the keys, and the mean of projected values is the projection of the mean of x. The bias
+        of the keys is omitted, because it adds the same number to all scores of a query.
         """
         key, value = (
             self._projection(name, x.shape[-1], self.num_heads)
@@ -90,18 +92,18 @@ class LongformerAttention(Attention):
         dropout: WeightDropout | None,
         global_positions: Int[Array, "B N"] | None,
     ) -> Queries:
-        """Returns the outputs of the heads, some of them with a dilated window."""
+        """Returns the outputs of the heads, of which only some may have a dilated window."""
         count = self.num_heads if self.dilated_heads is None else self.dilated_heads
         if mask.dilation is None or count == self.num_heads:
             return windowed(*arrays, mask, dropout, global_positions=global_positions)
         outputs = [
             windowed(
                 *(x[:, :, heads] for x in arrays),
-                of_heads,
+                head_mask,
                 dropout and dropout.for_heads(heads),
                 global_positions=global_positions,
             )
-            for heads, of_heads in (
+            for heads, head_mask in (
                 (slice(count), mask),
                 (slice(count, None), mask.undilated()),
             )
@@ -110,9 +112,9 @@ class LongformerAttention(Attention):
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention to projections of keys and values along the length (Wang et al. 2020, section 4).
+# Attention to keys and values that are projected along the length (Wang et al. 2020, section 4).
 
-# What shares a projection: the heads of a layer, also its keys and values, or also all layers.
+# What shares a projection: the heads of a layer, in addition its keys and values, or all layers.
 Sharing = Literal["heads", "keys_and_values", "layers"]
 
 
@@ -123,11 +125,11 @@ def length_projection(module: nn.Module, name: str, shape: tuple[int, int]) -> F
 
 
 class LinformerAttention(Attention):
-    """Self-attention to `rank` mixtures of all positions: (B, L, M) -> (B, L, M).
+    """Self-attention to `rank` linear combinations of all positions: (B, L, M) -> (B, L, M).
 
-    Row r of the keys is the sum of the keys at all positions, by column r of a learned matrix (N,
-    R), and the values likewise. A row shorter than N has the first rows of the matrix. Padding has
-    keys and values of zero.
+    Key r is the sum of the keys at all positions, weighted by column r of a learned matrix (N, R);
+    the values are combined likewise. A sequence shorter than N uses the first rows of the matrix.
+    The keys and values of padding are zero.
     """
 
     max_length: int = 512
@@ -144,19 +146,19 @@ class LinformerAttention(Attention):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B L M"]:
-        """`projection` is that of all layers, with this sharing."""
+        """`projection` is given if all layers share one."""
         project = partial(self._project, num_heads=self.num_heads)
         q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
-        of_keys = of_values = projection
+        key_projection = value_projection = projection
         if self.sharing != "layers":
             shape = (self.max_length, self.rank)
-            of_keys = of_values = length_projection(self, "key_projection", shape)
+            key_projection = value_projection = length_projection(self, "key_projection", shape)
             if self.sharing == "heads":
-                of_values = length_projection(self, "value_projection", shape)
+                value_projection = length_projection(self, "value_projection", shape)
         filled = 1 if mask.key_segments is None else mask.key_segments[..., None, None] > 0
         k, v = (
             jnp.einsum("blhd,lr->brhd", each * filled, matrix[: x.shape[1]].astype(each.dtype))
-            for each, matrix in ((k, of_keys), (v, of_values))
+            for each, matrix in ((k, key_projection), (v, value_projection))
         )
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         observe = partial(activations.named, self, "weights")

@@ -1,8 +1,8 @@
-"""Low-rank adapters of matrices: W + alpha / r A B (Hu et al. 2021, section 4.1).
+"""Low-rank adapters of matrices (LoRA): W + alpha / r A B (Hu et al. 2021, section 4.1).
 
-A matrix W is (*inputs, *outputs) here, A (*inputs, r) and B (r, *outputs). Where W is a stack of
-layers, all three have the leading axis "layers". In a tree of parameters, A and B stand beside
-their matrix, under its name with an ending.
+A matrix W is (*inputs, *outputs), A is (*inputs, r) and B is (r, *outputs). If W is a stack of
+layers, all three have a leading axis "layers". In a parameter tree, A and B are siblings of their
+matrix, under its name with a suffix.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from jaxtyping import Array, Float
 from transformer_jax.configuration import sections
 from transformer_jax.layers.parameters import Declared, Traits
 
-A, B = "_lora_A", "_lora_B"  # endings of names
+A, B = "_lora_A", "_lora_B"  # suffixes of names
 Tree = dict  # of dicts of arrays
 
 
 def matrix_of(name: str) -> str:
-    """Returns the name of an adapter's matrix; any other name as it is."""
+    """Returns the name of the matrix of an adapter; any other name is returned unchanged."""
     return name.removesuffix(A).removesuffix(B)
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether the name of a parameter is that of an A or a B."""
+    """Returns whether a parameter of this name is the A or the B of an adapter."""
     return matrix_of(name) != name
 
 
@@ -40,7 +40,7 @@ def is_matrix(traits: Traits) -> bool:
 
 
 def joined(params: Tree, join: Callable[[Any, Any, Any], Any]) -> Tree:
-    """Returns the tree without adapters, with join(W, A, B) in the place of each adapted W."""
+    """Returns the tree without adapters, with each adapted W replaced by join(W, A, B)."""
     tree = {}
     for name, value in params.items():
         if isinstance(value, dict):
@@ -53,13 +53,13 @@ def joined(params: Tree, join: Callable[[Any, Any, Any], Any]) -> Tree:
 
 
 def without(params: Tree) -> Tree:
-    """Returns the tree without adapters, the matrices as they are."""
+    """Returns the tree without adapters, with the matrices unchanged."""
     return joined(params, lambda matrix, *_: matrix)
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """How adapters change their matrices: the keys of `config.lora` on which that depends."""
+    """The keys of `config.lora` that determine how adapters change their matrices."""
 
     alpha: float
     layers: str = ""
@@ -70,14 +70,15 @@ class Adapters:
         return cls(lora.alpha, lora.layers)
 
     def initial(self, key: jax.Array, rank: int, box: Declared) -> tuple[Declared, Declared]:
-        """Returns a new A and B of a boxed matrix.
+        """Returns the initial A and B of a boxed matrix.
 
-        A is Gaussian, with the variance 1 / (3 inputs) of PEFT's uniform one, and B is zero. They
-        have the logical axes of the matrix's inputs and outputs.
+        A is Gaussian with variance 1 / (3 inputs), the variance of PEFT's uniform initialization,
+        and B is zero, so that the adapted matrix starts out equal to W. They have the logical axes
+        of the inputs and outputs of the matrix.
         """
         matrix, names = box.value, box.names
         stack = int(names[0] == "layers")
-        between = stack + max(box.inputs, 1)  # the first axis of a table is that of its inputs
+        between = stack + max(box.inputs, 1)  # the first axis of a table counts as its input
         inputs, outputs = matrix.shape[stack:between], matrix.shape[between:]
         leading = (len(self.chosen(len(matrix))),) if stack else ()
         deviation = (3 * math.prod(inputs)) ** -0.5
@@ -99,29 +100,34 @@ class Adapters:
         return _merged(self.alpha, stacked, matrix, a, b)
 
     def lazy(self, matrix: jax.Array, a: jax.Array, b: jax.Array) -> "LowRank | jax.Array":
-        """Returns `merged`, which a scan over the layers of a stack computes for one at a time.
+        """Returns `merged`, but for a stack in a form that a scan merges one layer at a time.
 
-        So neither the merged stack nor its gradient is in memory.
+        This way, neither the merged stack nor its gradient is ever in memory.
         """
         if not _is_stacked(matrix, a, b):
             return self.merged(matrix, a, b)
         return LowRank(matrix, *self._in_all_layers(len(matrix), a, b), self.alpha)
 
     def chosen(self, num_layers: int) -> list[int]:
-        """Returns the numbers of the layers with adapters, in a stack of `num_layers`, in order."""
+        """Returns the sorted indices of the layers with adapters in a stack of `num_layers`."""
         return sorted({*sections.chosen(self.layers, num_layers)})
 
     def _in_all_layers(self, num_layers: int, *arrays: jax.Array) -> list[jax.Array]:
-        """Returns arrays (layers with adapters, ...) as (layers, ...), zero in the others."""
+        """Expands arrays (layers with adapters, ...) to (layers, ...), zero for the others."""
         if not self.layers:
             return [*arrays]
+        # Zeros leave the matrices of the other layers unchanged, and the scan needs all layers.
         rows = jnp.array(self.chosen(num_layers))
         return [jnp.zeros((num_layers, *x.shape[1:]), x.dtype).at[rows].set(x) for x in arrays]
 
 
 @struct.dataclass
 class LowRank(nn.meta.AxisMetadata):
-    """A matrix and its adapter as one parameter. Linen unboxes it where a layer reads it."""
+    """A matrix and its adapter as one boxed parameter, which Linen unboxes when a layer reads it.
+
+    A scan over layers slices the three arrays like any parameter, and the product exists only for
+    the current layer.
+    """
 
     matrix: jax.Array
     a: jax.Array
@@ -142,7 +148,7 @@ class LowRank(nn.meta.AxisMetadata):
 
 
 def _is_stacked(matrix, a, b) -> bool:
-    """Returns whether the first axis of all three counts layers."""
+    """Returns whether the first axis of all three is the layers of a stack."""
     return a.ndim + b.ndim - 2 > matrix.ndim
 
 
@@ -155,6 +161,7 @@ def _merged(alpha: float, stacked: bool, matrix, a, b) -> jax.Array:
         f"{layer}{inputs}r,{layer}r{outputs}->{layer}{letters}",
         a,
         b,
+        # The default precision of accelerators would round the adapters to fewer bits than float32.
         precision=jax.lax.Precision.HIGHEST,
     )
     return matrix + (alpha / a.shape[-1] * product).astype(matrix.dtype)
@@ -162,5 +169,5 @@ def _merged(alpha: float, stacked: bool, matrix, a, b) -> jax.Array:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def placed(adapters: Adapters, sharding, matrix, a, b) -> jax.Array:
-    """Returns the merged matrix with a sharding."""
+    """Returns the merged matrix with the given sharding."""
     return jax.lax.with_sharding_constraint(adapters.merged(matrix, a, b), sharding)

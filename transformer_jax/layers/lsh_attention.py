@@ -1,7 +1,7 @@
-"""Attention to the tokens of the same bucket (Kitaev et al. 2020, section 2).
+"""LSH attention: attention to the tokens of the same bucket (Kitaev et al. 2020, section 2).
 
-Locality-sensitive hashing puts vectors of similar directions into one bucket. A row is sorted by
-its buckets, and cut into chunks.
+Locality-sensitive hashing assigns vectors of similar directions to the same bucket. A row is sorted
+by its buckets and divided into chunks.
 """
 
 import math
@@ -17,27 +17,30 @@ from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.chunked_attention import HIDDEN, Places, attend, pairs, segments_of
 from transformer_jax.layers.masks import Mask, dot_product, padded
 
-# The score of a token's own key, which is the highest one otherwise. A token sees itself only where
-# it sees no other one.
+# The score of a token's own key. Since queries and keys share a projection, this score would be the
+# highest one. With this value, a token attends to itself only if it sees no other token.
 _SELF = -1e5
 
 Rotations = Float[Array, "H D R N"]
+# The number of buckets is at most 65,536, so that a bucket takes two bytes. Reversible layers save
+# the buckets of all layers.
 Buckets = UInt16[Array, "B H R L"]
 
 
 class LSHAttention(Attention):
     """Causal attention within buckets: (B, L, M) -> (B, L, M), and the buckets.
 
-    Keys are the queries, divided by their length. In each of the rounds, a query has a bucket and
-    sees the last `chunk` keys of it, up to its own. The weights of a key that several rounds show
-    add up. Later tokens change nothing.
+    The keys are the queries scaled to unit length. In each round of hashing, a query belongs to a
+    bucket and sees the last `chunk` keys of this bucket, up to its own. The weights of a key that
+    is visible in several rounds add up. The outputs do not depend on later tokens.
 
-    With `across_buckets`, a query sees all keys of its chunk and of the chunk before, also those of
-    other buckets, and a row that is no longer than a chunk is not hashed. The paper's code computes
-    this. The limits of the chunks depend on later tokens.
+    With `across_buckets`, a query sees all keys of its own chunk and of the previous one, even
+    those of other buckets, and a row that fits into one chunk is not hashed. This is what the
+    paper's code computes, although the boundaries of the chunks then depend on later tokens.
 
-    The `rotations` are drawn for each call in training, and are always the same otherwise. With
-    `buckets`, those that a call has returned, the queries are not hashed.
+    In training, the `rotations` are drawn for each call; otherwise they are always the same. If
+    `buckets` from an earlier call are given, the queries are not hashed, which is how the backward
+    pass of reversible layers recomputes the same output.
     """
 
     chunk: int = 64
@@ -70,6 +73,7 @@ class LSHAttention(Attention):
         is_first = not self.has_variable("cache", "keys")
         if decode:
             keys, values, key_buckets = self._cached(q, v, buckets, mask, decode)
+        # A prompt is read in chunks, like any row. Later tokens attend to the cache.
         if decode and not (is_first and x.shape[1] > 1):
             bias = self._bias(buckets, key_buckets, mask.slots(x.shape[1]))
             y = dot_product(q, _unit(keys), values, mask, bias=bias, scale=1.0)
@@ -82,7 +86,7 @@ class LSHAttention(Attention):
         return (self.num_heads, self.head_dim, self.rounds, sum(self.num_buckets) // 2)
 
     def _hashed(self, q: Float[Array, "B L H D"], rotations: Rotations) -> Buckets:
-        """Returns argmax [q R; -q R], a digit for each factor of the number of buckets."""
+        """Returns argmax [q R; -q R], one digit for each factor of the number of buckets."""
         q = jax.lax.stop_gradient(q).astype(jnp.float32)
 
         def on_round(rotations):  # (H, D, N)
@@ -111,6 +115,7 @@ class LSHAttention(Attention):
         segments = segments_of(mask, length, size)[:, :, None]  # (B, 1, 1, N)
         buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
         groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
+        # Stable, so that the tokens of a bucket stay in the order of the row.
         order = jnp.argsort(groups, axis=-1, stable=True)
         inverse = jnp.argsort(order, axis=-1)
 
@@ -123,7 +128,8 @@ class LSHAttention(Attention):
             by_round = jnp.broadcast_to(x, order.shape)
             return jnp.take_along_axis(by_round, order, axis=-1).reshape(*order.shape[:2], -1)
 
-        # Groups of different rounds have different numbers.
+        # Groups of different rounds get different numbers, because all rounds are concatenated and
+        # a chunk may span two of them.
         offsets = (groups.max() + 1) * jnp.arange(order.shape[2])[:, None]
         slots = order.reshape(*order.shape[:2], -1)
         ranks = jnp.arange(slots.shape[2])[None, None]
@@ -157,11 +163,14 @@ class LSHAttention(Attention):
         key_buckets: UInt16[Array, "B H R K"],
         slots: Int[Array, "#B Q"],
     ) -> Float[Array, "B H Q K"]:
-        """Returns the logarithm of the number of rounds that show a key to a query of a cache."""
+        """Returns the logarithm of the number of rounds in which a query sees a cached key.
+
+        As a bias of the scores, it multiplies the weight of a key by the number of rounds.
+        """
         keys = jnp.arange(key_buckets.shape[3])[None]
         is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]  # (B, 1, 1, Q, K)
         is_own = pairs(jnp.equal, buckets, key_buckets) & is_before
-        # The number of keys of the bucket behind each key, up to the query.
+        # The number of keys of the same bucket between each key and the query.
         later = jnp.cumsum(is_own[..., ::-1], axis=-1)[..., ::-1] - is_own
         rounds = (is_own & (later < self.chunk)).sum(axis=2)  # (B, H, Q, K)
         bias = jnp.where(rounds > 0, jnp.log(jnp.maximum(rounds, 1)), HIDDEN)
@@ -170,7 +179,7 @@ class LSHAttention(Attention):
 
 
 def _unit(q: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-    """Returns vectors of length 1."""
+    """Returns vectors scaled to length 1."""
     x = q.astype(jnp.float32)
     mean = jnp.square(x).mean(axis=-1, keepdims=True)
     return (x * jax.lax.rsqrt(mean + 1e-6) / x.shape[-1] ** 0.5).astype(q.dtype)
@@ -178,7 +187,10 @@ def _unit(q: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
 
 @jax.custom_vjp
 def _permuted(x: Float[Array, "*B N D"], order: Int[Array, "*B N"], inverse: Int[Array, "*B N"]):
-    """Returns x at the places `order`. The gradient gathers, too: a scatter is slow on a CPU."""
+    """Returns x permuted by `order`.
+
+    The gradient is a gather by `inverse`, because the scatter that JAX would use is slow on a CPU.
+    """
     return jnp.take_along_axis(x, order[..., None], axis=-2)
 
 

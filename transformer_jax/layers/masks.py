@@ -1,4 +1,4 @@
-"""Masks: a description of the keys that each query attends to, and plain attention under it."""
+"""Attention masks, and attention that materializes the score matrix."""
 
 import dataclasses
 import functools
@@ -14,64 +14,65 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers.recurrent import WeightDropout
 
 # --------------------------------------------------------------------------------------------------
-# A description of the keys that each query attends to. Each kernel turns it into its own form.
+# A description of the keys that each query attends to. It is no array, so that each kernel can turn
+# it into the form that it needs: tiles to skip, segment ids, or a dense mask (B, 1, Q, K).
 
 
 @struct.dataclass
 class Mask:
-    """A query attends to a key if all conditions that are set hold. Without any, it attends to all.
+    """A query attends to a key if all conditions that are set hold; if none is set, to all keys.
 
-    A segment id names the example that a position of a packed row belongs to. Id 0 is padding. No
-    query attends to padding.
+    A segment id identifies the example to which a position of a packed row belongs. Id 0 is
+    padding, to which no query attends.
     """
 
-    # A query attends to keys in its own slot and before it.
+    # A query attends to keys at or before its own slot.
     causal: bool = struct.field(pytree_node=False, default=False)
-    # () int32. A query attends to keys at a distance below `window`: on both sides, with `causal`
-    # on its left.
+    # () int32. A query attends to keys at a distance below `window`, on both sides or, with
+    # `causal`, on its left.
     window: Int[Array, ""] | int | None = None
-    # All values that `window` can have, in ascending order.
+    # All values that `window` can take, in ascending order.
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    # () int32. The window has gaps: a query attends to keys at a distance that is a multiple of
-    # `dilation`, and below `window` times `dilation` (Beltagy et al. 2020, section 3.1).
+    # () int32. The window has gaps: a query attends to keys whose distance is a multiple of
+    # `dilation` and below `window` times `dilation` (Beltagy et al. 2020, section 3.1).
     dilation: Int[Array, ""] | int | None = None
     # The dilation that goes with each of `windows`, which may then repeat a value.
     dilations: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    # Keys that the window hides from no query, and queries from which it hides no key (Beltagy et
-    # al. 2020, section 3.1).
+    # Keys that all queries see despite the window, and queries that see all keys despite the window
+    # (Beltagy et al. 2020, section 3.1).
     global_keys: Bool[Array, "B K"] | None = None
     global_queries: Bool[Array, "B Q"] | None = None
-    # The number of the first slots of a row that `causal` hides from no query.
+    # The length of a prefix of the row that all queries see despite `causal`.
     prefix: Int[Array, " B"] | None = None
-    # Queries attend to keys of their own rank and of lower ranks: a causal mask over a permuted
-    # order (Yang et al. 2019, section 2.2).
+    # Queries attend to keys of their own rank or a lower one, which is a causal mask over a
+    # permuted order (Yang et al. 2019, section 2.2).
     query_ranks: Int[Array, "B Q"] | None = None
     key_ranks: Int[Array, "B K"] | None = None
-    # Keys that the query in their own slot alone attends to.
+    # Keys that are visible only to the query in their own slot.
     private_keys: Bool[Array, "B K"] | None = None
     # Queries and keys must belong to the same segment.
     query_segments: Int[Array, "B Q"] | None = None
     # Without query_segments, queries attend to all keys with a non-zero id.
     key_segments: Int[Array, "B K"] | None = None
-    # Slots of the queries among the keys: those of each row, or () int32 for the slot of the first
-    # query in all rows. The default is 0..Q-1.
+    # Slots of the queries among the keys, for each row, or () int32 for the slot of the first query
+    # in all rows. The default is 0..Q-1.
     query_slots: Int[Array, "#B Q"] | Int[Array, ""] | None = None
-    # In beam search the keys are those that Q beams wrote in each of P slots. A query attends in
-    # each slot to the key of one beam, or to none (-1). The slots are a ring.
+    # In beam search, the keys are those that Q beams wrote to each of P slots, which form a ring.
+    # In each slot, a query attends to the key of one beam, or to none (-1).
     ancestors: Int[Array, "B Q P"] | None = None
 
     def conditions(self) -> frozenset[str]:
-        """Returns the names of the fields that are set, for a kernel to say which it takes."""
+        """Returns the names of the fields that are set; kernels list those that they support."""
         fields = {field.name for field in dataclasses.fields(self)}
         fields -= {"causal", "windows", "dilations"}
         is_set = {name for name in fields if getattr(self, name) is not None}
         return frozenset(is_set | ({"causal"} if self.causal else set()))
 
     def for_each_window(self, function: Callable[..., Array]) -> Array:
-        """Returns function(window) of the window as a number, for kernels that compile it in.
+        """Returns function(window) with the window as a constant, for kernels that compile it in.
 
-        With a dilation, it is function(window, dilation). A layer of a stack has one of `windows`
-        and its dilation: all are compiled, and one runs.
+        With a dilation, returns function(window, dilation). In a scan over layers the window is
+        traced, so a branch is compiled for each of `windows` and its dilation, of which one runs.
         """
         if self.dilation is None:
             values, cases = [self.window], [(window,) for window in self.windows]
@@ -86,14 +87,14 @@ class Mask:
         return jax.lax.switch(jnp.argmax(is_case), branches)
 
     def undilated(self) -> "Mask":
-        """Returns the mask whose windows have no gaps."""
+        """Returns the mask without the dilation of its windows."""
         windows = tuple(sorted(set(self.windows)))
         return self.replace(windows=windows, dilation=None, dilations=())
 
     def segments(
         self, num_queries: int
     ) -> tuple[Int[Array, "B Q"] | None, Int[Array, "B K"] | None]:
-        """Returns segments of which each query attends to its own, or (None, None) for no segments.
+        """Returns segments such that each query attends to its own, or (None, None) without any.
 
         Queries that are padding attend to padding, so that their outputs are finite.
         """
@@ -105,8 +106,8 @@ class Mask:
     def block(self, start: int, stop: int) -> "Mask":
         """Returns the mask of the queries in [start, stop) and the keys in [0, stop).
 
-        The mask must be causal without a prefix, with as many keys as queries: then no other key is
-        visible to these queries.
+        The mask must be causal without a prefix and have as many keys as queries, because then no
+        other key is visible to these queries.
         """
 
         def part(x, start):
@@ -124,7 +125,7 @@ class Mask:
         )
 
     def distance(self, num_queries: int, num_keys: int) -> Int[Array, "#B #Q K"]:
-        """Returns the number of slots from each key forward to each query."""
+        """Returns the distance in slots from each key forward to each query."""
         slots = self.slots(num_queries)
         if self.ancestors is not None:
             num_slots = num_keys // num_queries
@@ -138,7 +139,7 @@ class Mask:
         return first if jnp.ndim(first) else first + jnp.arange(num_queries)[None]
 
     def dense(self, num_queries: int, num_keys: int) -> Bool[Array, "#B 1 Q K"] | None:
-        """Returns True where the query attends to the key, or None where all attend to all."""
+        """Returns True where a query attends to a key, or None if all attend to all."""
         visible = [*self._by_distance(num_queries, num_keys)]
         if self.ancestors is not None:
             is_ancestor = self.ancestors[..., None] == jnp.arange(num_queries)
@@ -158,7 +159,7 @@ class Mask:
         return functools.reduce(jnp.logical_and, visible)[:, None]
 
     def _by_distance(self, num_queries: int, num_keys: int):
-        """Yields the conditions on slots: whether the query attends to the key (B or 1, Q, K)."""
+        """Yields the conditions on slots, each as an array of bool (B or 1, Q, K)."""
         distance = self.distance(num_queries, num_keys)
         if self.causal:
             causal = distance >= 0
@@ -182,56 +183,56 @@ class Mask:
 
 
 # --------------------------------------------------------------------------------------------------
-# The places of texts in packed rows, and rows with padding.
+# Positions of texts within packed rows, and padding of rows.
 
 
 def bounds(
     segment_ids: Int[ArrayLike, "B L"],
 ) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-    """Returns the first and the last place of the text that each position belongs to.
+    """Returns, for each position, the first and the last position of its text.
 
-    Positions with equal ids side by side belong to one text.
+    Consecutive positions with equal ids belong to one text.
     """
     ids = jnp.asarray(segment_ids)
-    places = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     changes = ids[:, 1:] != ids[:, :-1]
-    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
-    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
-    first = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
-    last = jax.lax.cummin(jnp.where(ends, places, ids.shape[1]), axis=1, reverse=True)
+    is_first = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+    is_last = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(is_first, positions, 0), axis=1)
+    last = jax.lax.cummin(jnp.where(is_last, positions, ids.shape[1]), axis=1, reverse=True)
     return first, last
 
 
 def places_of(segment_ids: Int[ArrayLike, "B L"] | None, length: int) -> Int[Array, "#B L"]:
-    """Returns the places of positions in their texts. Without ids, a row is one text."""
+    """Returns the positions within each text of a packed row; without ids, a row is one text."""
     positions = jnp.arange(length)[None]
     return positions if segment_ids is None else positions - bounds(segment_ids)[0]
 
 
 def at(x: Array, places: Int[Array, "B N"]) -> Array:
-    """Returns the vectors (B, N, ...) of x (B, L, ...) at places of its rows."""
+    """Returns the vectors (B, N, ...) of x (B, L, ...) at the positions `places` of each row."""
     return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def padded(
     x: Shaped[Array, "B L *axes"] | None, after: int, before: int = 0
 ) -> Shaped[Array, "B K *axes"] | None:
-    """Returns x with zeros behind its positions, and before them; None for None."""
+    """Returns x with zeros added after and before its positions; None if x is None."""
     if x is None or not (before or after):
         return x
     return jnp.pad(x, ((0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)))
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention that materializes the score matrix: the whole of it, or a block of queries at a time
-# of a causal row.
+# Attention that materializes the score matrix, either the whole matrix or, for causal attention,
+# one block of queries at a time.
 
-# The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks.
-# Each block is compiled separately.
+# The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks,
+# which is bounded because each block is compiled separately.
 _MIN_QUERY_BLOCK = 64
 _MAX_QUERY_BLOCKS = 8
-# The longest row whose weights `causal_blocks` saves for the backward pass. The weights of longer
-# ones are computed again, so many queries at a time.
+# The longest sequence whose weights `causal_blocks` saves for the backward pass. For longer ones,
+# the backward pass recomputes the weights of this many queries at a time.
 _LONGEST_SAVED = 4096
 _QUERIES_OF_PART = 256
 
@@ -255,8 +256,8 @@ def dot_product(
 ) -> Queries:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
 
-    The dropout depends on the numbers of queries and keys, by default their places. `observe` takes
-    and returns the weights before dropout.
+    The dropout mask depends on the numbers of queries and keys, which are their positions by
+    default. `observe` takes the weights before dropout and returns those to use.
     """
     weights = attention_weights(q, k, mask, bias=bias, scale=scale)
     if observe is not None:
@@ -265,10 +266,11 @@ def dot_product(
         weights = dropout(weights, query_numbers, key_numbers)
     weights = weights.astype(v.dtype)
     batch, heads, queries, keys = weights.shape
-    # The heads that share a head of the values are further queries of that head.
+    # Query heads that share a value head are treated as further queries of that head, so that the
+    # values are not repeated.
     weights = weights.reshape(batch, v.shape[2], -1, keys)
-    # Heads in front of queries: for "bqhd" XLA transposes the product, and beam search takes five
-    # times as long on a CPU.
+    # The product has the heads before the queries, because for "bqhd" XLA transposes it, which
+    # makes beam search take five times as long on a CPU.
     y = jnp.einsum("bhqk,bkhd->bhqd", weights, v)
     return y.reshape(batch, heads, queries, v.shape[3]).swapaxes(1, 2)
 
@@ -281,11 +283,11 @@ def attention_weights(
     bias: Bias | None = None,
     scale: float | None = None,
 ) -> Float[Array, "B H Q K"]:
-    """Returns softmax(q k^T scale + bias) over the keys that the mask shows, float32."""
+    """Returns softmax(q k^T scale + bias) over the visible keys, float32."""
     batch, queries, heads, head_dim = q.shape
     scaled = q / math.sqrt(head_dim) if scale is None else q * scale
     if heads != k.shape[2]:
-        # The heads that share a head of the keys become further queries of that head.
+        # Query heads that share a key head become further queries of that head.
         groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
         scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
     scores = jnp.einsum("bqhd,bkhd->bhqk", scaled, k, preferred_element_type=jnp.float32)
@@ -294,6 +296,7 @@ def attention_weights(
         scores = scores + bias
     visible = mask.dense(queries, k.shape[1])
     if visible is not None:
+        # The lowest finite number instead of -inf: the softmax over a row of -inf would be NaN.
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -308,13 +311,14 @@ def causal_blocks(
     bias: Bias | None = None,
     scale: float | None = None,
 ) -> Queries:
-    """Causal self-attention by blocks of queries. A block reads the keys up to its own end only.
+    """Causal self-attention by blocks of queries, each of which reads only the keys up to its end.
 
     This saves almost half of the work. Forward and backward at lengths 128, 256 and 1024 on two CPU
     cores: 9 -> 4, 40 -> 15, 594 -> 330 ms (8 rows, 6 heads of 64).
 
-    In long rows, the scores of a few queries are in memory at a time, in both passes. On a TPU they
-    all are: its compiler crashes on the loop (jax 0.10.1, rows of 16,384 and 32,768).
+    For long sequences, both passes hold the scores of only a few queries in memory at a time. On a
+    TPU all scores are in memory, because its compiler crashes on the loop (jax 0.10.1, rows of
+    16,384 and 32,768).
     """
     length = q.shape[1]
     by_parts = length > _LONGEST_SAVED and sharding.platform() != "tpu"
@@ -338,12 +342,12 @@ def causal_blocks(
 
 
 def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Queries:
-    """Returns `dot_product` by parts of the queries, which the backward pass computes again."""
+    """`dot_product` for a part of the queries at a time, which the backward pass recomputes."""
     batch, queries, *head = q.shape
     size = _QUERIES_OF_PART
 
     def split(x, axis=1):
-        """Returns the parts of an axis of queries, (B, ..., Q, ...) -> (N, B, ..., size, ...)."""
+        """Splits an axis of queries into parts, (B, ..., Q, ...) -> (N, B, ..., size, ...)."""
         if x is None:
             return None
         padding = [(0, 0)] * x.ndim
@@ -354,7 +358,8 @@ def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Qu
     @jax.checkpoint
     def on_part(part):
         numbers, q, bias, fields = part
-        # In a scan over layers, JAX would save the masks of all parts, which no layer changes.
+        # The masks do not depend on the layer. Without the barrier, a differentiated scan over the
+        # layers would therefore compute the masks of all parts in advance and save them.
         numbers, q = jax.lax.optimization_barrier((numbers, q))
         options = dict(bias=bias, scale=scale, query_numbers=numbers)
         return dot_product(q, k, v, mask.replace(query_slots=numbers, **fields), dropout, **options)

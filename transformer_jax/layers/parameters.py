@@ -1,4 +1,4 @@
-"""Parameters: their declaration, their names, affine maps, dropout, and counts of operations."""
+"""Declared parameters and their names, affine maps, dropout, and FLOPs by formula."""
 
 import dataclasses
 import math
@@ -15,38 +15,39 @@ from jaxtyping import Array, Float
 from transformer_jax.distributed import sharding
 
 # --------------------------------------------------------------------------------------------------
-# Parameters declare their logical axes, their weight decay and their role in a product. Modules
-# declare auxiliary losses.
+# Parameters declare their logical axes, whether weight decay applies, and their role in a matrix
+# product, so that sharding and optimizers need no list of parameter names. Modules declare
+# auxiliary losses.
 
-Path = tuple[str, ...]  # the words of a parameter's name
+Path = tuple[str, ...]  # the path of a parameter, such as ("norm", "scale")
 
 
 def names(path) -> Path:
-    """Returns a jax key path as words, without the boxes that hold a parameter's logical axes."""
+    """Returns a JAX key path as strings, without the boxes that hold logical axes."""
     return tuple(str(key.key) for key in path if hasattr(key, "key"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """The declaration of a parameter. In a tree of JAX it is a leaf."""
+    """The declaration of a parameter. It is a leaf of a pytree."""
 
-    # Logical axes, one for each dimension. The first one of a stack of layers is "layers".
+    # Logical axes, one for each dimension. The first axis of a stack of layers is "layers".
     axes: tuple[str | None, ...]
     # Whether weight decay applies.
     decays: bool = False
-    # Number of leading axes, without "layers", that a matrix contracts with its input. The other
-    # axes are those of its output. 0: an embedding, an output head or a vector.
+    # Number of leading axes, not counting "layers", that a matrix contracts with its input; the
+    # remaining axes belong to its output. 0: an embedding, an output head or a vector.
     inputs: int = 0
-    layers: int = dataclasses.field(default=0, compare=False)  # number of those of a stack
+    layers: int = dataclasses.field(default=0, compare=False)  # number of layers of a stack
 
     @property
     def is_stack(self) -> bool:
-        """Whether the first axis counts layers, each with a parameter of its own."""
+        """Whether the first axis is the layers of a stack, each with its own parameter."""
         return self.axes[:1] == ("layers",)
 
 
 class Declared(nn.LogicallyPartitioned):
-    """The box of a parameter with its traits. A scan over layers adds the axis "layers" to it."""
+    """The box of a parameter with its traits. A scan over layers adds the axis "layers"."""
 
     decays: bool = struct.field(default=False, pytree_node=False)
     inputs: int = struct.field(default=0, pytree_node=False)
@@ -70,10 +71,10 @@ def declared(
 def traits(boxed: Any) -> Any:
     """Returns the tree of the `Traits` of a tree of boxed parameters.
 
-    A parameter that declares nothing has no logical axes and does not decay.
+    A parameter without a declaration has no logical axes and does not decay.
     """
 
-    def of(leaf):
+    def traits_of(leaf):
         if isinstance(leaf, Declared):
             layers = leaf.value.shape[0] if leaf.names[:1] == ("layers",) else 0
             return Traits(leaf.names, leaf.decays, leaf.inputs, layers)
@@ -81,26 +82,30 @@ def traits(boxed: Any) -> Any:
             return Traits(leaf.names)
         return Traits((None,) * np.ndim(leaf))
 
-    return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    return jax.tree.map(traits_of, boxed, is_leaf=_is_box)
 
 
 def unsplit(boxed: Any) -> Any:
-    """Returns a tree whose boxes name no logical axis of size 1: no mesh divides it."""
+    """Returns a tree whose boxes name no logical axis of size 1, because no mesh divides it."""
 
-    def of(box):
+    def without_unit_axes(box):
         if not isinstance(box, nn.LogicallyPartitioned) or not isinstance(box.value, jax.Array):
             return box
         shape = box.value.shape
         return box.replace(names=tuple(n if k > 1 else None for n, k in zip(box.names, shape)))
 
-    return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    return jax.tree.map(without_unit_axes, boxed, is_leaf=_is_box)
+
+
+def _is_box(leaf) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
 
 
 def sown_losses(collections: dict) -> dict[str, jax.Array]:
-    """Returns the sum over all modules and layers of each auxiliary loss.
+    """Returns each auxiliary loss, summed over all modules and layers.
 
-    A module sows one by `self.sow("losses", name, value)`. `collections` are those that
-    `model.apply(..., mutable=["losses"])` returns.
+    A module sows an auxiliary loss by `self.sow("losses", name, value)`. `collections` is what
+    `model.apply(..., mutable=["losses"])` returns beside the output.
     """
     sums = {}
     leaves = jax.tree_util.tree_leaves_with_path(collections.get("losses", {}))
@@ -115,7 +120,7 @@ def sown_losses(collections: dict) -> dict[str, jax.Array]:
 
 
 def tensors_by_name(tree) -> dict:
-    """The leaves of a tree of arrays, or of their shapes, by name."""
+    """Returns the leaves of a tree of arrays or shapes by name."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {tensor_name(path): leaf for path, leaf in leaves}
 
@@ -137,7 +142,7 @@ def is_below(name: str, prefix: str) -> bool:
 
 
 def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
-    """The tensors below a prefix, by the rest of their names; without those below `apart`."""
+    """Returns the tensors below a prefix by the rest of their names, except those below `apart`."""
     return {
         name[len(prefix) :].lstrip("/"): tensor
         for name, tensor in tensors.items()
@@ -146,13 +151,13 @@ def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
 
 
 # --------------------------------------------------------------------------------------------------
-# Trees of parameters: split into the trained and the frozen ones, and merged again.
+# Trees of parameters: splitting them into trained and frozen ones, and merging them again.
 
 Tree = dict  # of dicts of arrays
 
 
 def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
-    """Returns the trees of the trained and of the frozen parameters."""
+    """Returns the tree of the trained parameters and the tree of the frozen ones."""
     trees = ({}, {})
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         *folders, name = names(path)
@@ -164,13 +169,13 @@ def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[T
 
 
 def paths(params: Tree) -> set[tuple[str, ...]]:
-    """Returns the paths of the leaves of a tree of arrays, or of their shapes."""
+    """Returns the paths of the leaves of a tree of arrays or shapes."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: not isinstance(x, dict))
     return {names(path) for path, _ in leaves}
 
 
 def merged(tree: Tree, other: Tree) -> Tree:
-    """Returns the tree of the leaves of both trees, which have no leaf in common."""
+    """Returns the union of two trees, which must have no leaf in common."""
     common = tree.keys() & other.keys()
     return {**tree, **other} | {key: merged(tree[key], other[key]) for key in common}
 
@@ -182,9 +187,9 @@ def merged(tree: Tree, other: Tree) -> Tree:
 class Linear(nn.Module):
     """y = x W + b over the last axes of x: (B, L, *inputs) -> (B, L, *outputs).
 
-    `inputs` and `outputs` are shapes. `axes` are the logical axes of the kernel, those of the
-    inputs first. The kernel (*inputs, *outputs) is float32; the product is computed in `dtype`.
-    `head` declares the kernel as an output head, which is no matrix between hidden states.
+    `inputs` and `outputs` are shapes, and `axes` are the logical axes of the kernel (*inputs,
+    *outputs). The kernel is float32; the product is computed in `dtype`. `head` declares the kernel
+    as an output head, as opposed to a matrix between hidden states.
     """
 
     inputs: tuple[int, ...]
@@ -196,8 +201,8 @@ class Linear(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        # The fans of the initializer are those of the matrix (fan_in, fan_out), not those of the
-        # kernel's shape.
+        # The initializer sees the kernel as a matrix (fan_in, fan_out). From the kernel's own
+        # shape, it would take the leading axes for a receptive field and compute other fans.
         def init(key, shape):
             return self.kernel_init(key, self._fans, jnp.float32).reshape(shape)
 
@@ -214,23 +219,22 @@ class Linear(nn.Module):
         return math.prod(self.inputs), math.prod(self.outputs)
 
     def gathered(self) -> Float[Array, "*axes"]:
-        """Returns the kernel (*inputs, *outputs) in `dtype`, whole on each device of fsdp."""
-        # Gather the kernel over fsdp once. Otherwise the partitioner gathers the kernels of
-        # attention again behind their reshape: a tenth of all communication of GPT-3 175B on 64
-        # chips.
+        """Returns the kernel (*inputs, *outputs) in `dtype`, gathered over the mesh axis fsdp."""
+        # Without this constraint, the partitioner gathers the kernels of attention a second time
+        # after their reshape, which is a tenth of all communication of GPT-3 175B on 64 chips.
         axes = [None if axis == "embed" else axis for axis in self.axes]
         return sharding.constrain(self.kernel.astype(self.dtype), *axes)
 
     def __call__(self, x: Float[Array, "*axes"]) -> Float[Array, "*other"]:
         fan_in, fan_out = self._fans
         matrix = self.gathered().reshape(fan_in, fan_out)
-        # Merge batch and length: XLA on CPU differentiates products of (B, L, M) 1.6 times slower.
-        # A length that is split over devices cannot be merged.
+        # Batch and length are merged, because XLA on CPU differentiates products of (B, L, M) 1.6
+        # times slower. A length that is split over devices cannot be merged.
         batch_shape = x.shape[: x.ndim - len(self.inputs)]
         tokens = batch_shape if sharding.parts("length") > 1 else (math.prod(batch_shape),)
         if tokens == (1,):
-            # XLA on CPU would fuse the reshape with the product of a vector, and read the matrix by
-            # columns: twenty times slower.
+            # XLA on CPU would fuse the reshape with the product of a single vector and read the
+            # matrix by columns, which is twenty times slower.
             matrix = jax.lax.optimization_barrier(matrix)
         y = x.astype(self.dtype).reshape(*tokens, fan_in) @ matrix
         if self.use_bias:
@@ -242,8 +246,8 @@ class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014).
 
     Sets a fraction `rate` of x to zero and scales the rest by 1 / (1 - rate). The first axis of x
-    is the rows of a batch; x that is `shared` belongs to all of them. With `locked`, x is (B, L,
-    ...), and its positions L have the same mask (Gal & Ghahramani 2016).
+    is the batch, unless x is `shared` by all examples. With `locked`, x is (B, L, ...), and all
+    positions of an example have the same mask (Gal & Ghahramani 2016).
     """
 
     rate: float
@@ -260,16 +264,19 @@ class Dropout(nn.Module):
 
         key = self.make_rng("dropout")
         shape = (len(x), 1, *x.shape[2:]) if self.locked else x.shape
+        # In a group of rows, `draw_rows` returns the group's part of the mask for the whole batch,
+        # so that the mask does not depend on the groups.
         keep = draw(key, shape) if self.shared else sharding.draw_rows(draw, key, shape)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 
 def recomputed(f: Callable, x: jax.Array) -> Callable:
-    """Returns f, whose backward pass computes f(x) again where x has less than 32 bits.
+    """Returns f, whose backward pass recomputes f(x) if the dtype of x has fewer than 32 bits.
 
-    The forward pass then keeps x alone. Otherwise a norm keeps three arrays of float32, and GELU
-    two arrays of the dtype of x: 28 of 65 GB for BERT large with 256 rows of 128 tokens on a GPU.
-    In float32, the usual dtype on a CPU, f is unchanged: time matters more than memory there.
+    The forward pass then saves only x. Otherwise a norm saves three arrays of float32, and GELU two
+    arrays of the dtype of x, which is 28 of 65 GB for BERT large with 256 rows of 128 tokens on a
+    GPU. In float32, the usual dtype on a CPU, f is unchanged, because time matters more than memory
+    there.
     """
     return f if x.dtype.itemsize >= 4 else jax.checkpoint(f)
 
@@ -285,20 +292,21 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 # --------------------------------------------------------------------------------------------------
-# FLOPs of a forward pass by formula: two for each multiply-add of a matrix product.
+# FLOPs of a forward pass by formula: two for each multiply-add of a matrix product. XLA's cost
+# analysis does not serve, because it counts the body of a scan only once.
 #
-# Padding is counted. Norms, softmax and embedding look-ups are not.
+# Padding is counted. Norms, softmax and embedding lookups are not.
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a Transformer layer. A width is the number of heads times their width."""
+    """The sizes of a Transformer layer. A width is the number of heads times their dimension."""
 
     d_model: int
     width: int
     d_ff: int
     kv_width: int | None = None  # of keys and values; None: width
-    mlp_inputs: int = 1  # products from d_model to d_ff: 2 in a gated MLP
+    mlp_inputs: int = 1  # matrices from d_model to d_ff: 2 in a gated MLP
 
     @classmethod
     def of(cls, model) -> "LayerSizes":
@@ -309,7 +317,7 @@ class LayerSizes:
     def attention(self, queries: int, keys: int, pairs: float) -> float:
         """Returns the FLOPs of an attention block: its four projections, scores and weighted sum.
 
-        `pairs` is the number of (query, key) pairs that the mask leaves.
+        `pairs` is the number of visible (query, key) pairs.
         """
         kv_width = self.width if self.kv_width is None else self.kv_width
         projections = 4 * self.d_model * (self.width * queries + kv_width * keys)
@@ -325,7 +333,7 @@ class LayerSizes:
 
 
 def causal_pairs(length: int, window: int | None = None) -> float:
-    """Returns the number of pairs that a causal mask leaves: half the square.
+    """Returns the number of pairs that are visible under a causal mask, half of the square.
 
     With `window`, each query sees at most that many keys.
     """

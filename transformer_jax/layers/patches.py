@@ -1,4 +1,4 @@
-"""Images as sequences of patches, and the decoder of a masked autoencoder."""
+"""Images as sequences of patches, and the decoder of masked autoencoders."""
 
 from functools import partial
 from typing import Any
@@ -18,11 +18,11 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Linear, declared
 
 # --------------------------------------------------------------------------------------------------
-# Images as sequences of square patches, and the positions of patches.
+# Images as sequences of square patches, and position embeddings of patches.
 
 
 def check(model: Any) -> None:
-    """Raises UserError for a wrong size, number of channels, mean or deviation of a model."""
+    """Raises UserError for an invalid patch size, number of channels, mean or deviation."""
     if model.patch_size < 1 or model.image_size < 1 or model.image_size % model.patch_size:
         raise UserError(
             f"config.model.patch_size={model.patch_size} does not divide "
@@ -34,23 +34,23 @@ def check(model: Any) -> None:
         if len(values) not in (1, model.channels) or (key == "std" and min(values) <= 0):
             raise UserError(
                 f"config.model.{key}={values}: must hold a number, or one for each of "
-                f"config.model.channels={model.channels}; those of std are above 0"
+                f"config.model.channels={model.channels}, which are above 0 in std"
             )
 
 
 def normalised(
     images: Num[ArrayLike, "B H W C"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "B H W C"]:
-    """Returns (images / 255 - mean) / std, float32.
+    """Returns (images / 255 - mean) / std in float32.
 
-    `mean` and `std` hold a number, or one for each channel.
+    `mean` and `std` hold one number, or one for each channel.
     """
     values = jnp.asarray(images).astype(jnp.float32) / 255
     return (values - np.array(mean, np.float32)) / np.array(std, np.float32)
 
 
 def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[ArrayLike, "B N P Q C"]:
-    """Returns the patches of images, row by row from the upper left one, P = Q = `side`."""
+    """Returns the patches of images in row-major order, P = Q = `side`."""
     batch, height, width, channels = images.shape
     rows, columns = height // side, width // side
     split = jnp.reshape(images, (batch, rows, side, columns, side, channels))
@@ -58,7 +58,7 @@ def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[ArrayLike, "B N
 
 
 def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
-    """Returns the square images that have these patches."""
+    """Returns the square images with these patches, the inverse of `patches`."""
     batch, number, side, _, channels = patches.shape
     rows = round(number**0.5)
     grid = jnp.reshape(patches, (batch, rows, rows, side, side, channels))
@@ -66,28 +66,29 @@ def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
 
 
 def taken(x: Num[Array, "B N M"], places: Int[ArrayLike, "B K"]) -> Num[Array, "B K M"]:
-    """Returns the vectors at these places of each row."""
+    """Returns the vectors at the positions `places` of each row."""
     return jnp.take_along_axis(x, jnp.asarray(places)[..., None], axis=1, mode="clip")
 
 
 def grid_sinusoids(rows: int, features: int) -> Float[np.ndarray, "N M"]:
-    """Returns sinusoidal positions of a square grid of rows^2 patches, float32.
+    """Returns sinusoidal position embeddings of a square grid of rows^2 patches, float32.
 
-    The first half of the features encodes the column of a patch, the second its row. Each half is
-    the sines, then the cosines, of p / 10000^(4i/M) (He et al. 2021, section 3, and their code).
+    The first half of the features encodes the column of a patch, the second half its row. Each half
+    consists of the sines followed by the cosines of p / 10000^(4i/M) (He et al. 2021, section 3,
+    and their code).
     """
     rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))  # (M / 4,)
     angles = np.arange(rows)[:, None] * rates
     codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # (rows, M / 2)
-    of_columns = np.tile(codes, (rows, 1))
-    of_rows = np.repeat(codes, rows, axis=0)
-    return np.concatenate([of_columns, of_rows], axis=1).astype(np.float32)
+    column_codes = np.tile(codes, (rows, 1))
+    row_codes = np.repeat(codes, rows, axis=0)
+    return np.concatenate([column_codes, row_codes], axis=1).astype(np.float32)
 
 
 def side_of_grid(rows: int) -> tuple[int, int]:
     """Returns (side of the grid, number of other rows) of a table with `rows` positions.
 
-    The other row is that of a class token, and comes first.
+    The other row, if there is one, is the first and belongs to a class token.
     """
     for others in (0, 1):
         side = round((rows - others) ** 0.5)
@@ -97,10 +98,10 @@ def side_of_grid(rows: int) -> tuple[int, int]:
 
 
 def interpolated(table: Float[ArrayLike, "N M"], rows: int) -> Float[Array, "_ M"]:
-    """Returns a table of the positions of a square grid, interpolated to `rows` positions.
+    """Returns the position embeddings of a square grid, interpolated to `rows` positions.
 
-    The interpolation is linear in both directions (Dosovitskiy et al. 2020, section 3.2). The
-    position of a class token stays as it is.
+    The interpolation is bilinear (Dosovitskiy et al. 2020, section 3.2). The position embedding of
+    a class token is unchanged.
     """
     before, others = side_of_grid(len(table))
     after, _ = side_of_grid(rows)
@@ -115,12 +116,12 @@ def interpolated(table: Float[ArrayLike, "N M"], rows: int) -> Float[Array, "_ M
 
 
 class PatchDecoder(nn.Module):
-    """States of visible patches (B, 1 + K, M) -> pixels of all patches (B, N, features) float32.
+    """Encoder output of visible patches (B, 1 + K, M) -> pixels (B, N, features) float32.
 
-    A learned vector stands in the place of each hidden patch. All have sinusoidal positions.
+    A learned mask token replaces each hidden patch. The position embeddings are sinusoidal.
     """
 
-    features: int  # numbers of a patch
+    features: int  # values of a patch
     d_model: int
     num_layers: int
     num_heads: int
@@ -136,7 +137,11 @@ class PatchDecoder(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B N F"]:
-        """Returns the pixels of all patches. `order` has the visible ones first, as the states."""
+        """Returns the pixels of all patches.
+
+        `order` is a permutation of the patches that starts with the visible ones, in the order of
+        `states`.
+        """
         init = nn.initializers.truncated_normal(self.init_std)
         linear = dict(kernel_init=init, dtype=self.dtype)
         axes = ("embed", None)
@@ -149,7 +154,8 @@ class PatchDecoder(nn.Module):
         num_hidden = count - visible.shape[1]
         hidden = jnp.broadcast_to(hidden_patch.astype(x.dtype), (batch, num_hidden, self.d_model))
         shuffled = jnp.concatenate([visible, hidden], axis=1)
-        x = taken(shuffled, jnp.argsort(order, axis=1))  # in the order of the image
+        # The argsort of a permutation is its inverse, which restores the order of the image.
+        x = taken(shuffled, jnp.argsort(order, axis=1))
         x = x + grid_sinusoids(round(count**0.5), self.d_model).astype(x.dtype)
         x = sharding.constrain(jnp.concatenate([token, x], axis=1), "batch", "length", None)
         norm = partial(LayerNorm, self.norm_epsilon)
@@ -171,9 +177,9 @@ class PatchDecoder(nn.Module):
         return output(x)
 
     def flops(self, visible: int, count: int, width: int) -> float:
-        """Returns the FLOPs of a forward pass over a row of `count` patches.
+        """Returns the FLOPs for an image of `count` patches, of which `visible` were encoded.
 
-        The states have this width.
+        `width` is the width of the encoder output.
         """
         sizes = parameters.LayerSizes(self.d_model, self.d_model, 4 * self.d_model)
         layer = sizes.layer(1 + count, (1 + count) ** 2)

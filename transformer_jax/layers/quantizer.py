@@ -1,4 +1,4 @@
-"""A product quantizer, learned through the Gumbel softmax (Jang et al. 2016)."""
+"""A product quantizer that is learned through the Gumbel softmax (Jang et al. 2016)."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ class Quantized(NamedTuple):
     """The result of `Quantizer`.
 
     Attributes:
-      vectors: the chosen entries of all codebooks, side by side (B, P, D).
-      entries: their numbers (B, P, G).
-      probabilities: those of the entries, without noise (B, P, G, V); outside training, 1 for the
-        chosen ones.
+      vectors: the selected entries of all codebooks, concatenated (B, P, D).
+      entries: the indices of the selected entries (B, P, G).
+      probabilities: the softmax of the logits without noise (B, P, G, V); outside of training, 1
+        for the selected entries.
     """
 
     vectors: Float[Array, "B P D"]
@@ -26,10 +26,10 @@ class Quantized(NamedTuple):
 
 
 class Quantizer(nn.Module):
-    """Chooses an entry of each codebook (Baevski et al. 2020, section 2): (B, P, C) -> Quantized.
+    """Selects an entry of each codebook (Baevski et al. 2020, section 2): (B, P, C) -> Quantized.
 
-    In training, noise of the key "gumbel" is added to the logits, and the gradient is that of the
-    softmax at a temperature, straight through the choice. Everything is in float32.
+    In training, Gumbel noise (PRNG key "gumbel") is added to the logits, and gradients use the
+    straight-through estimator with the softmax at a temperature. Everything is in float32.
     """
 
     codebooks: int
@@ -64,7 +64,8 @@ class Quantizer(nn.Module):
         probabilities = chosen
         if train:
             soft = jax.nn.softmax(noisy / temperature)
-            # The difference is exactly 0, so the vectors are exactly those of the table.
+            # Straight-through estimator. In this order of the sum the difference is exactly 0, so
+            # that the vectors are exactly rows of the table.
             chosen = chosen + (soft - jax.lax.stop_gradient(soft))
             probabilities = jax.nn.softmax(logits)
         vectors = jnp.einsum("bpgv,gvd->bpgd", chosen, table.reshape(*shape, part))

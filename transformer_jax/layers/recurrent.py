@@ -1,4 +1,4 @@
-"""Recurrent layers, from the recurrence and the cells on, and dropout of attention weights."""
+"""Recurrences, cells and recurrent layers, and dropout of attention weights."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers.parameters import Dropout, Linear, declared
 
 # --------------------------------------------------------------------------------------------------
-# A recurrence whose gradients of the weights are one product over all steps.
+# A recurrence that computes the gradient of each weight matrix as one product over all steps.
 #
-# Differentiating `jax.lax.scan` adds the gradient of each weight matrix up in every step. Here the
-# backward pass keeps the two factors of that gradient, and multiplies them once for all steps.
+# Differentiating `jax.lax.scan` would compute and accumulate this gradient in every step. Here the
+# backward pass saves the two factors of the gradient and multiplies them once for all steps.
 
-# The matrices (I, O) of a step by name, each with a bias (O,), one for each position (L, *B, O), or
-# None.
+# The matrices (I, O) of a step by name, each with a bias (O,), a bias for each position (L, *B, O),
+# or None.
 Weights = Mapping[str, tuple[Float[Array, "I O"], Float[Array, "*L O"] | None]]
 Product = Callable[[str, Float[Array, "*B I"]], Float[Array, "*B O"]]
 # (product, shared, (inputs, masks), state) -> (state, output)
@@ -35,12 +35,12 @@ def recur(
     """Applies a step to each position in turn. Returns the outputs (L, ...) and the last state.
 
     Args:
-      step: a hashable function of `product`, `shared`, the position's inputs and masks, and the
-        state before it. `product(name, x)` is x W + b with the weights of that name, which a step
-        uses once. It returns the state after the position, and the output.
-      weights: the matrices and biases of `product`. An input that is added to a product is best
-        its bias for each position: then it takes no memory beside the product.
-      shared: a tree of arrays that all steps see, such as the keys of an attention.
+      step: a hashable function of `product`, `shared`, the inputs and masks of a position, and the
+        state before it. It returns the state after the position and the output. `product(name, x)`
+        is x W + b with the weights of that name, each of which a step uses once.
+      weights: the matrices and biases of `product`. An input that is added to a product should be
+        passed as its bias for each position, because it then takes no memory beside the product.
+      shared: a tree of arrays that all steps read, such as the keys of attention.
       positions: inputs and masks, two trees of arrays (L, ...). A mask has no gradient.
       state: a tree of arrays, the state before the first position.
     """
@@ -49,35 +49,37 @@ def recur(
 
 def _forward(step, weights, shared, positions, state):
     biases = {name: bias for name, (_, bias) in weights.items() if bias is not None}
-    of_positions = {name: bias for name, bias in biases.items() if bias.ndim > 1}
+    position_biases = {name: bias for name, bias in biases.items() if bias.ndim > 1}
 
     def one(state, position):
-        position, of_position = position
-        bias_of = biases | of_position
+        position, position_bias = position
+        bias_by_name = biases | position_bias
         products = {}
 
         def product(name, x):
             products[name] = x @ weights[name][0]
-            if name in bias_of:
-                products[name] += bias_of[name]
+            if name in bias_by_name:
+                products[name] += bias_by_name[name]
             return products[name]
 
         after, output = step(product, shared, position, state)
         return after, (output, state, products)
 
-    last, (outputs, states, products) = jax.lax.scan(one, state, (positions, of_positions))
+    # The products are saved, so that the backward pass replays the steps without multiplying by the
+    # matrices again.
+    last, (outputs, states, products) = jax.lax.scan(one, state, (positions, position_biases))
     return (outputs, last), (weights, shared, positions, states, products)
 
 
 def _backward(step, residuals, gradients):
     weights, shared, (inputs, masks), states, products = residuals
-    of_outputs, of_last = gradients
-    # Transposed once, outside the loop: XLA on CPU is faster with matrices that are row-major.
+    d_outputs, d_last = gradients
+    # Transposed once, outside the loop, because XLA on CPU is faster with row-major matrices.
     transposed = {name: matrix.T for name, (matrix, _) in weights.items()}
 
     def one(carry, position):
-        of_state, of_shared = carry
-        inputs, masks, state, products, of_output = position
+        d_state, d_shared = carry
+        inputs, masks, state, products, d_output = position
 
         def replayed(products, shared, inputs, state):
             factors = {}
@@ -89,37 +91,43 @@ def _backward(step, residuals, gradients):
             return step(product, shared, (inputs, masks), state), factors
 
         _, pull_back, factors = jax.vjp(replayed, products, shared, inputs, state, has_aux=True)
-        of_products, added, of_inputs, of_state = pull_back((of_state, of_output))
-        of_shared = jax.tree.map(jnp.add, of_shared, added)
-        return (of_state, of_shared), (of_inputs, factors, of_products)
+        d_products, added, d_inputs, d_state = pull_back((d_state, d_output))
+        d_shared = jax.tree.map(jnp.add, d_shared, added)
+        return (d_state, d_shared), (d_inputs, factors, d_products)
 
     zeros = jax.tree.map(jnp.zeros_like, shared)
-    (of_state, of_shared), (of_inputs, factors, of_products) = jax.lax.scan(
+    (d_state, d_shared), (d_inputs, factors, d_products) = jax.lax.scan(
         one,
-        (of_last, zeros),
-        (inputs, masks, states, products, of_outputs),
+        (d_last, zeros),
+        (inputs, masks, states, products, d_outputs),
         reverse=True,
     )
-    of_weights = {name: _of_weights(weights[name], factors, of_products, name) for name in weights}
-    return of_weights, of_shared, (of_inputs, None), of_state
+    d_weights = {
+        name: _weight_gradients(weights[name], factors, d_products, name) for name in weights
+    }
+    return d_weights, d_shared, (d_inputs, None), d_state
 
 
 recur.defvjp(_forward, _backward)
 
 
-def _of_weights(weights, factors, of_products, name):
+def _weight_gradients(weights, factors, d_products, name):
     matrix, bias = weights
     x = factors[name].reshape(-1, matrix.shape[0])  # (L * B, I)
-    of_product = of_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
-    of_bias = None
+    d_product = d_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
+    d_bias = None
     if bias is not None:
-        of_bias = of_product.sum(axis=0) if bias.ndim == 1 else of_products[name]
-    return x.T @ of_product, of_bias
+        d_bias = d_product.sum(axis=0) if bias.ndim == 1 else d_products[name]
+    return x.T @ d_product, d_bias
 
 
 @jax.custom_vjp
 def _with_value(x, transposed, value):
-    """Returns x @ matrix, whose value is known. Its gradient goes to `x` and to `value`."""
+    """Returns x @ matrix, whose value is already known from the forward pass.
+
+    The gradient goes to x, and unchanged to `value`, where it is the gradient of the product that
+    the gradient of the matrix needs.
+    """
     return value
 
 
@@ -135,10 +143,11 @@ _with_value.defvjp(_with_value_forward, _with_value_backward)
 
 
 # --------------------------------------------------------------------------------------------------
-# Recurrent cells: the vanilla cell, the gated recurrent unit and long short-term memory.
+# Recurrent cells: vanilla RNN, gated recurrent unit and long short-term memory.
 #
-# A cell is a step of a recurrence. The input projection of all positions is computed beforehand. A
-# cell that `adds_input` to its product "recurrent" takes None where it is that product's bias.
+# A cell is a step of a recurrence. The input projections of all positions are computed beforehand,
+# as one product. If a cell `adds_input` to its product "recurrent", the projection can be the bias
+# of this product, and the cell then receives None as its input.
 
 # The first array is the output.
 State = tuple[Float[Array, "B _"], ...]
@@ -147,7 +156,7 @@ Name = Literal["rnn", "gru", "gru_reset_before", "lstm"]
 
 @dataclasses.dataclass(frozen=True)
 class Vanilla:
-    """h' = tanh(x + h R), or with a rectifier in place of tanh (Elman 1990)."""
+    """h' = tanh(x + h R) (Elman 1990), or with ReLU instead of tanh."""
 
     width: int
     nonlinearity: Literal["tanh", "relu"] = "tanh"
@@ -157,7 +166,7 @@ class Vanilla:
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """The widths of the arrays of a state, the output's first."""
+        """The widths of the arrays of a state, starting with its output."""
         return (self.width,)
 
     @property
@@ -178,8 +187,8 @@ class Vanilla:
 class GRU:
     """The gated recurrent unit. The gates are reset, update and candidate, in this order.
 
-    The candidate is tanh(x + r * (h R + b)) with `reset_after`, as in torch and cuDNN. Otherwise it
-    is tanh(x + (r * h) R) (Cho et al. 2014, section 2.3).
+    With `reset_after`, the candidate is tanh(x + r * (h R + b)), as in PyTorch and cuDNN. Otherwise
+    it is tanh(x + (r * h) R) (Cho et al. 2014, section 2.3).
     """
 
     width: int
@@ -194,7 +203,7 @@ class GRU:
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """The widths of the arrays of a state, the output's first."""
+        """The widths of the arrays of a state, starting with its output."""
         return (self.width,)
 
     @property
@@ -223,9 +232,10 @@ class GRU:
 class LSTM:
     """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000).
 
-    The gates are input, forget, candidate and output, in this order. The forget gate has a bias of
-    1 beside the parameter: at initialization the cell keeps its content. With a `projection`, the
-    output has that width (Sak et al. 2014). `clip` bounds the cell and the projected output.
+    The gates are input, forget, candidate and output, in this order. A constant 1 is added to the
+    bias of the forget gate, so that the cell keeps its content at initialization. With a
+    `projection`, the output has that width (Sak et al. 2014). `clip` bounds the cell and the
+    projected output.
     """
 
     width: int
@@ -237,7 +247,7 @@ class LSTM:
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """The widths of the arrays of a state, the output's first."""
+        """The widths of the arrays of a state, starting with its output."""
         return (self.projection or self.width, self.width)
 
     @property
@@ -288,22 +298,22 @@ def zero_state(cell: Cell, rows: int, dtype: jnp.dtype) -> State:
 
 
 # --------------------------------------------------------------------------------------------------
-# Recurrent layers: one direction, both directions, and stacks of them.
+# Recurrent layers: unidirectional, bidirectional, and stacks of layers.
 
 
 class Unidirectional(nn.Module):
-    """x (B, L, M) -> the cell's outputs (B, L, F), and the state after the last position.
+    """x (B, L, M) -> the outputs of the cell (B, L, F), and the state after the last position.
 
     With `all_states`, the second value is the state after each position, arrays (B, L, width).
-    Positions that are not `filled` (B, L) are padding and leave the state unchanged. With
-    `reverse`, the recurrence therefore starts at the last filled position of each row. Where
-    `restarts` (B, L), the state is zero before the position.
+    Positions that are not `filled` (B, L) are padding and leave the state unchanged, so that with
+    `reverse` the recurrence effectively starts at the last filled position of each row. Where
+    `restarts` (B, L) is true, the state is reset to zero before the position.
     """
 
     cell: Cell
     reverse: bool = False
     all_states: bool = False
-    weight_dropout: float = 0.0  # of the recurrent matrices, once for all positions
+    weight_dropout: float = 0.0  # on the recurrent matrices, with one mask for all positions
 
     @nn.compact
     def __call__(
@@ -315,7 +325,7 @@ class Unidirectional(nn.Module):
         *,
         train: bool = False,
     ) -> tuple[Float[Array, "B L F"], tuple]:
-        # Positions in front, before the gates make the array larger.
+        # Transposed before the projection, because the gates make the array larger.
         x = jnp.moveaxis(x, 1, 0)  # (L, B, M)
         restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
         masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
@@ -356,7 +366,7 @@ def recurrent_weights(
 ) -> Weights:
     """Declares the recurrent matrices of a cell as parameters of a module, and returns them.
 
-    `ending` is that of the parameters' names.
+    `ending` is appended to the names of the parameters.
     """
     weights = {}
     for name, shape in cell.matrices.items():
@@ -364,22 +374,24 @@ def recurrent_weights(
         matrix = module.param(name + ending, init, shape, jnp.float32)
         weights[name] = (jnp.asarray(matrix, dtype), None)
     if cell.candidate_bias:
+        # The reset gate multiplies this bias, so it can't be merged with the input's.
         init = declared(nn.initializers.zeros, ("mlp",))
         bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)
         bias = bias.astype(dtype)
+        # The other gates have their biases in the input projection.
         others = (cell.gates - 1) * cell.width
         weights["recurrent"] = (weights["recurrent"][0], jnp.pad(bias, (others, 0)))
     return weights
 
 
 def masked_step(cell: Cell, product: Product, shared: tuple, position: tuple, state: State):
-    """A step of a cell. Padding leaves the state unchanged, and a restart begins with zeros."""
+    """A step of a cell. Padding leaves the state unchanged, and a restart resets it to zero."""
     after, _ = whole_step(cell, product, shared, position, state)
     return after, after[0]
 
 
 def whole_step(cell: Cell, product: Product, shared: tuple, position: tuple, state: State):
-    """As `masked_step`. The output of the step is its state."""
+    """Like `masked_step`, but the output of the step is its whole state."""
     x, (filled, restarts) = position
     state = jax.tree.map(lambda s: jnp.where(restarts[:, None], 0, s), state)
     after = cell(product, x, state)
@@ -390,9 +402,9 @@ def whole_step(cell: Cell, product: Product, shared: tuple, position: tuple, sta
 class Bidirectional(nn.Module):
     """x (B, L, M) -> the outputs of both directions (B, L, D = 2 F), and both last states.
 
-    The last state of the second direction is that of the first position of a row. With
-    `all_states`, the states are those after each position, arrays (B, L, width). Where `begins`
-    (B, L), a text begins in a packed row, and where `ends` (B, L), one ends.
+    The last state of the backward direction is the one at the first position of a row. With
+    `all_states`, the states are those after each position, arrays (B, L, width). In a packed row,
+    `begins` (B, L) is true at the first position of each text and `ends` (B, L) at the last one.
     """
 
     cell: Cell
@@ -415,11 +427,11 @@ class Bidirectional(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers of one cell, with dropout between them: x (B, L, M) -> outputs (B, L, F), states.
+    """A stack of recurrent layers with dropout between them: x (B, L, M) -> (B, L, F), states.
 
-    The states are those of the layers, in their order; a bidirectional layer has a pair. They are
-    the last ones, or with `all_states` those after each position. Layers from the second on add
-    their input to their output where `residual`.
+    The states are listed by layer; a bidirectional layer has a pair of states. They are the last
+    states or, with `all_states`, those after each position. With `residual`, all layers but the
+    first add their input to their output.
     """
 
     cell: Cell
@@ -459,11 +471,12 @@ class Stack(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# Dropout of attention weights, as a function of the place of a weight.
+# Dropout of attention weights, as a function of the indices of a weight.
 #
-# Whether a weight is kept depends on a seed of its row and head, and on the numbers of its query
-# and key, by integer operations alone. A kernel that never has all weights in memory computes the
-# same mask block by block, in the forward and in the backward pass, on any mesh.
+# Whether a weight is kept depends only on a seed for its row and head and on the numbers of its
+# query and key, through integer operations. Therefore a kernel that never holds all weights in
+# memory can compute the same mask block by block, in the forward and the backward pass and on any
+# mesh. A mask drawn by jax.random.bernoulli would have to be drawn as a whole.
 
 
 @struct.dataclass
@@ -481,7 +494,7 @@ class WeightDropout:
     ) -> Float[Array, "B H Q K"]:
         """Returns the weights after dropout.
 
-        `queries` and `keys` are their numbers, by default their places.
+        `queries` and `keys` are their numbers, by default their positions.
         """
         queries = jnp.arange(weights.shape[2])[None] if queries is None else queries
         keys = jnp.arange(weights.shape[3])[None] if keys is None else keys
@@ -493,22 +506,22 @@ class WeightDropout:
         queries: Int[Array, "#B #H *#S"],
         keys: Int[Array, "#B #H *#S"],
     ) -> Float[Array, "B H *S"]:
-        """Returns weights of any further axes after dropout, by the numbers of query and key."""
+        """Returns weights with any further axes after dropout, by the numbers of query and key."""
         seeds = self.seeds.reshape(*self.seeds.shape[:2], *[1] * (weights.ndim - 2), 2)
         keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
         return jnp.where(keep, weights / (1 - self.rate), 0.0)
 
     def repeated(self, count: int) -> "WeightDropout":
-        """Returns the dropout of rows each of which has become so many."""
+        """Returns the dropout for rows that have been repeated `count` times each."""
         return self if count == 1 else self.replace(seeds=jnp.repeat(self.seeds, count, axis=0))
 
     def for_heads(self, heads: slice) -> "WeightDropout":
-        """Returns the dropout of some of the heads."""
+        """Returns the dropout for a slice of the heads."""
         return self.replace(seeds=self.seeds[:, heads])
 
 
 def drawn(key: jax.Array, rate: float, batch: int, heads: int) -> WeightDropout:
-    """Returns the dropout of a layer in a step, with a seed for each row of the batch and head."""
+    """Draws the dropout of a layer in a step, with a seed for each row of the batch and head."""
     return WeightDropout(sharding.draw_rows(jax.random.bits, key, (batch, heads, 2)), rate)
 
 
@@ -520,15 +533,15 @@ def is_kept(
 ) -> Bool[Array, "*S"]:
     """Returns True with probability 1 - rate for each query and key."""
     by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
-    # An odd factor, 2^32 / golden ratio, spreads successive keys over all bits.
+    # The odd factor 2^32 / golden ratio spreads successive keys over all bits.
     by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
     return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))
 
 
 def _mixed(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
-    """Returns a bijection of 32 bits in which each bit of the result depends on all bits of x.
+    """A bijection on 32 bits in which each bit of the result depends on all bits of x.
 
-    The constants are those of lowbias32 (https://nullprogram.com/blog/2018/07/31/).
+    This is the hash function lowbias32 (https://nullprogram.com/blog/2018/07/31/).
     """
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)

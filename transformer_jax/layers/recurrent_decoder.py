@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders: their encoders, their attention, and their decoder."""
+"""The encoders, attention and decoder of recurrent sequence-to-sequence models."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from transformer_jax.layers.parameters import Dropout, Linear, declared
 from transformer_jax.layers.recurrent import Cell, Product, Stack, Weights, recur, recurrent_weights
 
 # --------------------------------------------------------------------------------------------------
-# Attention of a recurrent decoder: a score of each source position, and a window of positions.
+# Attention of a recurrent decoder: a score for each source position, and a window of positions.
 
 Score = Literal["content", "additive", "location", "general", "dot", "scaled_dot"]
 Window = Literal["all", "monotonic", "predicted"]
@@ -31,7 +31,7 @@ Window = Literal["all", "monotonic", "predicted"]
 class Attend:
     """Attention in a step of a decoder, for Q queries of each source.
 
-    The scores of a query s and an annotation h are:
+    The score of a query s and an annotation h is:
       content: softplus(w s) cos(W s, h): a key strength scales the cosine (Graves et al. 2014,
         section 3.3.1)
       additive: v tanh(W s + U h) (Bahdanau et al. 2014, appendix A.1.2)
@@ -40,9 +40,10 @@ class Attend:
       dot: s h (location, general and dot: Luong et al. 2015, section 3.1)
       scaled_dot: s h / sqrt(width) (Vaswani et al. 2017, section 3.2.1)
 
-    The windows are those of Luong et al. 2015, section 3.2. "monotonic" sees `radius` positions on
-    both sides of the target's own, "predicted" on both sides of a position that is a function of
-    the query, where a Gaussian of deviation radius / 2 scales the weights.
+    The windows follow Luong et al. 2015, section 3.2. "monotonic" attends to `radius` positions on
+    both sides of the target position. "predicted" attends to `radius` positions on both sides of a
+    position that is predicted from the query, and scales the weights by a Gaussian with standard
+    deviation radius / 2.
     """
 
     score: Score
@@ -59,7 +60,7 @@ class Attend:
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B Q S"]]:
         """Returns the weighted sums of the annotations, and the weights float32.
 
-        `source` has the arrays of `RecurrentAttention.source`, and its vectors.
+        `source` holds the arrays of `RecurrentAttention.source` and `RecurrentAttention.vectors`.
         """
         scores = self._scores(product, source, query).astype(jnp.float32)
         positions = source["positions"][:, None]  # (B, 1, S)
@@ -67,15 +68,16 @@ class Attend:
         if self.window != "all":
             lengths = visible.sum(axis=-1)  # (B, Q)
             if self.window == "monotonic":
-                centre = jnp.minimum(target_positions, lengths - 1.0)
+                center = jnp.minimum(target_positions, lengths - 1.0)
             else:
                 hidden = jnp.tanh(product("place", query)).astype(jnp.float32)
-                centre = lengths * jax.nn.sigmoid(hidden @ source["place"])
-            distance = positions - centre[..., None]
+                center = lengths * jax.nn.sigmoid(hidden @ source["place"])
+            distance = positions - center[..., None]
             visible = visible & (jnp.abs(distance) <= self.radius)
             if self.window == "predicted":
                 factor = jnp.exp(-2 * (distance / self.radius) ** 2)
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+        # As in the paper, the weights are not normalized again after the Gaussian.
         weights = jax.nn.softmax(scores, axis=-1) * factor
         values = source["values"]
         return jnp.einsum("bqs,bsd->bqd", weights.astype(values.dtype), values), weights
@@ -100,7 +102,7 @@ class Attend:
         return scores * query.shape[-1] ** -0.5 if self.score == "scaled_dot" else scores
 
     def flops(self, queries: int, keys: int, sizes: tuple[int, int, int]) -> float:
-        """Returns the FLOPs over so many queries and keys: two for each multiply-add.
+        """Returns the FLOPs for these numbers of queries and keys, two for each multiply-add.
 
         `sizes` are the widths of a query and an annotation, and the largest number of positions.
         """
@@ -126,7 +128,7 @@ class Attend:
 
 
 class RecurrentAttention(nn.Module):
-    """The parameters of an `Attend`, and its keys, which are computed once for all steps."""
+    """The parameters of an `Attend`, and the keys, which are computed once for all steps."""
 
     attend: Attend
     query_width: int
@@ -158,7 +160,7 @@ class RecurrentAttention(nn.Module):
     def source(
         self, annotations: Float[Array, "B S D"], positions: Int[ArrayLike, "B S"]
     ) -> dict[str, Array]:
-        """Returns the arrays (B, S, ...) that all steps see. `positions` count from 0."""
+        """Returns the arrays (B, S, ...) that all steps read. `positions` count from 0."""
         arrays = {"values": annotations, "positions": jnp.asarray(positions, jnp.float32)}
         match self.attend.score:
             case "content":
@@ -171,7 +173,7 @@ class RecurrentAttention(nn.Module):
         return arrays
 
     def vectors(self) -> dict[str, Array]:
-        """Returns the vectors that all steps see beside the source."""
+        """Returns the parameter vectors that all steps read."""
         vectors = {}
         if self.attend.score == "additive":
             vectors["energy"] = self.energy.astype(self.dtype)
@@ -191,7 +193,7 @@ class RecurrentAttention(nn.Module):
         return jax.tree.map(lambda x: x.astype(self.dtype), weights)
 
     def expose(self, weights: Float[Array, "B T S"]) -> Float[Array, "1 B 1 T S"]:
-        """Names the attention weights of all steps, as those of one head of one layer."""
+        """Makes the attention weights of all steps readable, as those of one head of one layer."""
         return activations.named(self, "weights", weights[None, :, None])
 
     def _linear(self, inputs: int, outputs: int, use_bias: bool) -> Linear:
@@ -208,17 +210,17 @@ class RecurrentAttention(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The encoders of a recurrent decoder: recurrent in either direction, or a Transformer's.
+# The encoders of a recurrent decoder: recurrent in one or both directions, or a Transformer.
 
 
 class RecurrentEncoder(nn.Module):
     """x (B, S, M) -> annotations (B, S, D), last states and summaries of the sources.
 
-    Segment ids (B, S) tell the sources of a packed row apart. The states are arrays (B, S, D), of
-    each layer in turn, and the summary is (B, S, F): those of a source stand at each of its
-    positions. The summary is the last output, or with `bidirectional` the output of the backward
-    direction at the first word. With `reverse`, the words are read from the last to the first; the
-    end token behind them stays the last.
+    Segment ids (B, S) identify the sources of a packed row. The states are arrays (B, S, D), listed
+    by layer, and the summary is (B, S, F); both have the value of a source at each of its
+    positions. The summary is the last output or, with `bidirectional`, the output of the backward
+    direction at the first word. With `reverse`, the words are read from the last to the first, but
+    the end token remains the last.
     """
 
     cell: Cell
@@ -232,8 +234,9 @@ class RecurrentEncoder(nn.Module):
         self, x: Float[Array, "B S M"], segments: Int[Array, "B S"], *, train: bool = False
     ) -> tuple[Float[Array, "B S D"], tuple[Any, ...], Float[Array, "B S F"]]:
         first, last = bounds(segments)
-        places = jnp.broadcast_to(jnp.arange(x.shape[1]), segments.shape)
-        order = jnp.where(self.reverse & (places < last), first + last - 1 - places, places)
+        positions = jnp.broadcast_to(jnp.arange(x.shape[1]), segments.shape)
+        is_moved = self.reverse & (positions < last)
+        order = jnp.where(is_moved, first + last - 1 - positions, positions)
         x = at(x, order) if self.reverse else x
         stack = Stack(
             self.cell,
@@ -243,7 +246,7 @@ class RecurrentEncoder(nn.Module):
             all_states=True,
             name="layers",
         )
-        begins, ends = places == first, places == last
+        begins, ends = positions == first, positions == last
         x, layers = stack(x, segments > 0, begins=begins, ends=ends, train=train)
         if self.bidirectional:
             summary = at(layers[-1][1][0], first)
@@ -256,6 +259,7 @@ class RecurrentEncoder(nn.Module):
             layers = [[at(x, last) for x in layer] for layer in layers]
         x = Dropout(self.dropout)(x, train=train)
         states = tuple(state for layer in layers for state in layer)
+        # `order` is its own inverse, so it returns the annotations to the positions of their words.
         return at(x, order) if self.reverse else x, states, summary
 
     @nn.nowrap
@@ -269,7 +273,7 @@ class RecurrentEncoder(nn.Module):
 class TransformerEncoder(nn.Module):
     """x (B, S, M) -> annotations (B, S, M), no states, and the mean annotation of each source.
 
-    The blocks have the norm in front, and sinusoidal positions.
+    The blocks are pre-LN, and positions are sinusoidal.
     """
 
     num_layers: int
@@ -307,23 +311,24 @@ class TransformerEncoder(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# A recurrent decoder: stacked cells with attention before them, after them, or none.
+# A recurrent decoder: stacked cells with attention before them, after them, or without attention.
 
-# none: no attention. before: the state before the step is the query, and the context an input of
-# the first cell (Bahdanau et al. 2014). after: the last cell's new output is the query, and
-# tanh(W [context; output]) the output of the decoder (Luong et al. 2015, section 3).
+# none: no attention. before: the query is the state before the step, and the context is an input of
+# the first cell (Bahdanau et al. 2014). after: the query is the new output of the last cell, and
+# the output of the decoder is tanh(W [context; output]) (Luong et al. 2015, section 3).
 Place = Literal["none", "before", "after"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the decoder, for R = B Q rows: Q hypotheses of each of B sources.
+    """A step of the decoder for R = B Q rows, which are Q hypotheses of each of B sources.
 
-    The state is (those of the cells, a vector that the first cell reads where the decoder `feeds`).
-    With attention after the cells, the vector is the output of the step before (Luong et al. 2015,
-    section 3.3); without attention, it stays what it is (Cho et al. 2014, section 2.2). The output
-    of a step is (the decoder's states (R, F), attention weights (B, Q, S) or None). With attention
-    before the cells, a state is the query beside the context.
+    The state is (states of the cells, fed vector), where the first cell reads the fed vector if the
+    decoder `feeds`. With attention after the cells, the vector is the output of the previous step
+    (input feeding, Luong et al. 2015, section 3.3); without attention, it is constant (Cho et al.
+    2014, section 2.2). The output of a step is (hidden states (R, F), attention weights (B, Q, S)
+    or None). With attention before the cells, the hidden states are the query concatenated with the
+    context.
     """
 
     cells: tuple[Cell, ...]
@@ -333,7 +338,7 @@ class Step:
 
     def __call__(self, product: Product, source: dict[str, Array], position: tuple, state: tuple):
         (x, first, kept), masks = position
-        if first is not None:  # a text begins in a packed row
+        if first is not None:  # reset the state where a text of a packed row begins
             begins = masks["begins"][:, None]
             state = jax.tree.map(lambda new, old: jnp.where(begins, new, old), first, state)
         states, fed = state
@@ -374,7 +379,7 @@ class Step:
     def flops(
         self, source_length: int, target_length: int, width: int, max_positions: int
     ) -> float:
-        """Returns the FLOPs over a row with annotations of this width."""
+        """Returns the FLOPs for a source and a target with annotations of this width."""
         cell = self.cells[0]
         total = sum(parameters.recurrent(target_length, cell.width, cell) for cell in self.cells)
         if self.place == "before" or self.feeds:
@@ -396,9 +401,10 @@ def _of_layer(product: Product, layer: int) -> Product:
 
 
 class RecurrentLayers(nn.Module):
-    """The parameters of a `Step`, and its application to all positions of rows.
+    """The parameters of a `Step`, and its application to all positions.
 
-    `d_model` is the width of the inputs and of the cells' outputs, `width` that of an annotation.
+    `d_model` is the width of the inputs and of the outputs of the cells, and `width` is the width
+    of an annotation.
     """
 
     step: Step
@@ -447,12 +453,12 @@ class RecurrentLayers(nn.Module):
     def source(
         self, annotations: Float[Array, "B S D"], positions: Int[ArrayLike, "B S"]
     ) -> dict[str, Array]:
-        """Returns the arrays (B, S, ...) of the source that all steps see."""
+        """Returns the arrays (B, S, ...) of the source that all steps read."""
         if not self.step.attend:
             return {"values": annotations[..., :0]}
         return self.cross_attention.source(annotations, positions)
 
-    def _seen(self, source: dict[str, Array]) -> dict[str, Array]:
+    def _with_vectors(self, source: dict[str, Array]) -> dict[str, Array]:
         return source | self.cross_attention.vectors() if self.step.attend else source
 
     def __call__(
@@ -464,12 +470,13 @@ class RecurrentLayers(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T F"]:
-        """Returns the decoder's states of inputs x.
+        """Returns the hidden states of the decoder for inputs x.
 
-        `first` is the state before the first position of a text, arrays (B, T, ...), at each
-        position where a text `begins`. `masks` are "begins" (B, T), "visible" (B, T, S), and the
-        position "at" (B, T) in its text.
+        `first` holds the initial state of each text, arrays (B, T, ...), which are read where a
+        text begins. `masks` are "begins" (B, T), "visible" (B, T, S), and "at" (B, T), the position
+        of each token in its text.
         """
+        # Drawn in advance for all steps, because the backward pass of `recur` replays the steps.
         dropout_mask = None
         if train and self.dropout:
             shape = (len(self.step.cells) - 1, x.shape[1], len(x), self.d_model)
@@ -479,9 +486,10 @@ class RecurrentLayers(nn.Module):
         along = partial(jax.tree.map, lambda x: jnp.moveaxis(x, 1, 0))
         masks = dict(masks, visible=masks["visible"][:, :, None], at=masks["at"][..., None])
         positions = ((along(self.input(x)), along(first), dropout_mask), along(masks))
+        # These zeros are never read, because a text begins at the first position of each row.
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), first)
         (states, weights), _ = recur(
-            self.step, self.weights(), self._seen(source), positions, zeros
+            self.step, self.weights(), self._with_vectors(source), positions, zeros
         )
         if self.step.attend:
             self.cross_attention.expose(jnp.moveaxis(weights[:, :, 0], 0, 1))
@@ -490,9 +498,9 @@ class RecurrentLayers(nn.Module):
     def advance(
         self, x: Float[Array, "R M"], source: dict[str, Array], masks: Mapping[str, Array], state
     ) -> tuple[Float[Array, "R F"], Any]:
-        """Returns the decoder's states of the next inputs, and the state after them.
+        """Returns the hidden states of the decoder for the next inputs, and the new state.
 
-        R = B Q rows are Q hypotheses of each source. `masks` are "visible" (B, 1, S) and the
+        The R = B Q rows are Q hypotheses of each source. `masks` are "visible" (B, 1, S) and the
         positions "at" (B, Q).
         """
         weights = self.weights()
@@ -502,7 +510,7 @@ class RecurrentLayers(nn.Module):
             return x @ matrix if bias is None else x @ matrix + bias
 
         position = ((self.input(x[:, None])[:, 0], None, None), masks)
-        state, (output, _) = self.step(product, self._seen(source), position, state)
+        state, (output, _) = self.step(product, self._with_vectors(source), position, state)
         return output, state
 
     def _matrix(self, name: str, shape: tuple[int, int]) -> Float[Array, "I O"]:

@@ -1,4 +1,4 @@
-"""Attention by distance with a memory, and attention with residual scores."""
+"""Relative attention with a memory of earlier segments, and attention with residual scores."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,31 +18,32 @@ from transformer_jax.layers.parameters import Dropout, Linear, declared
 # --------------------------------------------------------------------------------------------------
 # Attention by content and by distance, with a memory of earlier rows (Dai et al. 2019, section 3).
 #
-# XLNet adds a second stream of queries and encodings of segments (Yang et al. 2019, section 2).
+# XLNet adds a second stream of queries and relative segment encodings (Yang et al. 2019, section
+# 2).
 
 
 @struct.dataclass
 class Relations:
     """The relations of queries to keys, which all layers of a stack share.
 
-    The keys are those of a memory of earlier rows, and then those of the row.
+    The keys are the memory of earlier rows followed by the row itself.
     """
 
-    # Those that `encoded_distances` returns.
+    # The result of `encoded_distances`.
     encodings: Float[Array, "N M"]
-    # Whether query and key are of one segment, for encodings of segments.
+    # Whether query and key belong to the same segment, for relative segment encodings.
     same_segment: Bool[Array, "B Q K"] | None = None
-    # Places in the row of further queries, which stand behind the row and are no keys.
+    # Positions in the row of further queries, which follow the row and are not keys.
     targets: Int[Array, "B P"] | None = None
-    # The first positions of the row that the memory takes in.
+    # The number of positions at the start of the row that are stored in the memory.
     remembered: int = struct.field(pytree_node=False, default=0)
 
 
 def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "N M"]:
-    """Returns the sinusoids of the distances from each query of a row back to each key.
+    """Returns sinusoidal encodings of the distances from the queries of a row back to the keys.
 
     The distances descend from memory + length - 1 to 1 - length. The first half of the columns
-    holds sines, the second half cosines (the published code of Dai et al. 2019).
+    holds sines, the second half cosines, as in the published code of Dai et al. 2019.
     """
     distances = jnp.arange(memory + length - 1, -length, -1)
     rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
@@ -53,14 +54,14 @@ def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "
 class RelativeAttention(Attention):
     """Attention whose scores depend on content and on distance: (B, Q, M) -> (B, Q, M).
 
-    The score of query i and key j is (q_i + u) k_j + (q_i + v) r_{i-j}, divided by the root of the
-    head's width: r is a projection of the encoded distance, u and v are learned. With `segments`,
-    (q_i + w) s is added: w is learned, and so is s, one vector where both are of one segment and
-    another where they are not.
+    The score of query i and key j is ((q_i + u) k_j + (q_i + v) r_{i-j}) / sqrt(D), where r is a
+    projection of the encoded distance, and u and v are learned. With `segments`, (q_i + w) s is
+    added before the division, where w is learned and s is one of two learned vectors, depending on
+    whether both tokens belong to the same segment.
 
-    Where the collection "state" holds a "memory" (B, K - L, M), the keys begin with it. The call
-    then appends the first `remembered` positions of x to it, and drops as many of the oldest. The
-    memory has no gradient.
+    If the collection "state" holds a "memory" (B, K - L, M), the keys start with it. The call then
+    appends the first `remembered` positions of x to the memory and drops as many of its oldest
+    ones. No gradient flows into the memory.
     """
 
     segments: bool = False
@@ -94,7 +95,7 @@ class RelativeAttention(Attention):
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
 
     def _with_memory(self, row: Float[Array, "B L M"], remembered: int) -> Float[Array, "B K M"]:
-        """Returns the memory and the row, and takes the row's first positions into the memory."""
+        """Returns the memory followed by the row, and updates the memory."""
         if not self.has_variable("state", "memory"):
             return row
         memory = jax.lax.stop_gradient(self.get_variable("state", "memory"))
@@ -120,8 +121,8 @@ class RelativeAttention(Attention):
         by_distance = shifted(scores[:, :, :length], keys)
         if relations.targets is None:
             return by_distance
-        of_targets = _shifted_to(scores[:, :, length:], length - 1 - relations.targets, keys)
-        return jnp.concatenate([by_distance, of_targets], axis=2)
+        target_scores = _shifted_to(scores[:, :, length:], length - 1 - relations.targets, keys)
+        return jnp.concatenate([by_distance, target_scores], axis=2)
 
     def _by_segment(
         self, q: Float[Array, "B Q H D"], same: Bool[Array, "B Q K"]
@@ -143,10 +144,11 @@ class RelativeAttention(Attention):
 
 
 def shifted(scores: Float[Array, "B H L N"], keys: int) -> Float[Array, "B H L K"]:
-    """Returns the scores of each key, from those of N = L + K - 1 descending distances.
+    """Returns the scores of each key, given those of N = L + K - 1 descending distances.
 
-    Query i is at key K - L + i, so its scores begin at column L - 1 - i. A row of one column more
-    moves each query by one (Dai et al. 2019, appendix B).
+    Query i is at key K - L + i, so its scores start at column L - 1 - i. Padding the rows by one
+    column and reshaping shifts each query by one column more than the query before, without a
+    gather (Dai et al. 2019, appendix B).
     """
     batch, heads, length, count = scores.shape
     longer = jnp.pad(scores, ((0, 0), (0, 0), (0, 0), (0, 1)))
@@ -157,27 +159,28 @@ def shifted(scores: Float[Array, "B H L N"], keys: int) -> Float[Array, "B H L K
 def _shifted_to(
     scores: Float[Array, "B H P N"], starts: Int[Array, "B P"], keys: int
 ) -> Float[Array, "B H P K"]:
-    """Returns K columns of the scores of each query, from its own start on."""
+    """Returns K columns of the scores of each query, from its own start."""
 
     def part(scores, start):
         return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)  # (H, K)
 
-    of_rows = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
-    return of_rows(scores, starts)
+    parts = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
+    return parts(scores, starts)
 
 
 # --------------------------------------------------------------------------------------------------
 # Attention whose scores are added to those of the layer below (He et al. 2020, section 3).
 
-# The states of a layer, and its scores before the mask, float32.
+# The hidden states of a layer, and its scores float32 before the mask.
 Carried = tuple[Float[Array, "B L M"], Float[Array, "B H L L"]]
 
 
 class ResidualAttention(Attention):
-    """Self-attention: states (B, L, M) and the scores of the layer below -> states and scores.
+    """Self-attention with residual scores: (B, L, M) and scores of the layer below -> the same.
 
-    The scores are S = q k^T scale + S', with S' those of the layer below. The layer above gets S
-    without the mask, which would otherwise add up.
+    The scores are S = q k^T scale + S', where S' are the scores of the layer below. The layer above
+    receives S before the mask is applied, because the large negative scores of hidden keys would
+    otherwise add up.
     """
 
     @nn.compact
@@ -205,9 +208,9 @@ class ResidualAttention(Attention):
 
 
 class ResidualBlock(nn.Module):
-    """Attention and MLP in post-LN: (states, scores) of the layer below -> those of this layer."""
+    """Residual attention and MLP in post-LN: (hidden states, scores) -> (hidden states, scores)."""
 
-    # Constructors. The model binds their options.
+    # Constructors, to which the model has bound all options but the name.
     attention: Callable[..., nn.Module]
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]

@@ -1,7 +1,7 @@
-"""Layers whose inputs follow from their outputs (Kitaev et al. 2020, section 3).
+"""Reversible layers, whose inputs can be computed from their outputs (Kitaev et al. 2020, sec. 3).
 
-The backward pass computes them again, from the last layer to the first: it needs the outputs of the
-last layer alone, and the memory of activations does not depend on the number of layers.
+The backward pass recomputes the inputs from the last layer to the first. It needs only the outputs
+of the last layer, so that the memory for activations does not depend on the number of layers.
 """
 
 import dataclasses
@@ -25,17 +25,18 @@ Pair = tuple[Float[Array, "B L M"], Float[Array, "B L M"]]
 class ReversibleBlock(nn.Module):
     """Attention f and MLP g on two halves: y1 = x1 + f(x2), y2 = x2 + g(y1).
 
-    The halves are float32, so that the inverse x2 = y2 - g(y1), x1 = y1 - f(x2) loses little. Each
-    sublayer begins with a norm. Attention returns its output and its buckets, or None. With the
-    buckets of a call, it computes the output of that call.
+    The halves are float32, so that the inverse x2 = y2 - g(y1), x1 = y1 - f(x2) loses little
+    precision. Each sublayer starts with a norm. Attention returns its output and its buckets, or
+    None instead of buckets. If it is given the buckets of an earlier call, it reproduces the output
+    of that call.
     """
 
-    # Constructors. The model binds their options.
+    # Constructors, to which the model has bound all options but the name.
     new_attention: Callable[..., nn.Module]
     new_mlp: Callable[..., nn.Module]
     new_norm: Callable[..., nn.Module]
     dropout: float = 0.0
-    mlp_chunk: int | None = None  # positions that the MLP reads at a time; None: all
+    mlp_chunk: int | None = None  # positions that the MLP processes at a time; None: all
 
     def setup(self):
         self.attention_norm = self.new_norm()
@@ -53,19 +54,19 @@ class ReversibleBlock(nn.Module):
     def attended(
         self, x: Float[Array, "B L M"], *, train: bool = False, **options
     ) -> tuple[Float[Array, "B L M"], Any]:
-        """Returns f(x), float32, and the buckets of attention."""
+        """Returns f(x) float32, and the buckets of attention."""
         y, buckets = self.attention(self.attention_norm(x), train=train, **options)
         return self.attention_dropout(y.astype(x.dtype), train=train), buckets
 
     def fed(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns g(x), float32."""
+        """Returns g(x) float32."""
         normed = self.mlp_norm(x)
         size = self.mlp_chunk
         y = self._in_chunks(normed, size, train) if size else self.mlp(normed, train=train)
         return self.mlp_dropout(y.astype(x.dtype), train=train)
 
     def _in_chunks(self, x: Float[Array, "B L M"], size: int, train: bool):
-        """Returns the output of the MLP, whose hidden layer is in memory for one chunk alone."""
+        """Applies the MLP in chunks, so that its hidden layer is in memory for one chunk only."""
         batch, length, features = x.shape
         if length <= size:
             return self.mlp(x, train=train)
@@ -93,8 +94,8 @@ def constrained(x: Float[Array, "B L M"]) -> Float[Array, "B L M"]:
 class ReversibleStack(Stack):
     """Reversible blocks in sequence: two halves (B, L, M) -> two halves.
 
-    Where it is `reversed`, the backward pass of training computes the activations of each layer
-    again. Otherwise it is a stack as any other.
+    With `reversed`, the backward pass of training recomputes the activations of each layer from its
+    outputs. Otherwise this is an ordinary stack.
     """
 
     reversed: bool = True
@@ -106,11 +107,13 @@ class ReversibleStack(Stack):
         if not (train and self.reversed):
             return super().__call__(x, mask=mask, train=train, decode=decode, **options)
         params = self.variables["params"][self._name]
-        places = [f"block_{place}" for place in range(len(self.blocks))]
-        by_place = [params] if len(places) == 1 else [params[place] for place in places]
-        keys = jax.random.split(self.make_rng("dropout"), (self._repeats, len(places)))
+        names = [f"block_{index}" for index in range(len(self.blocks))]
+        by_block = [params] if len(names) == 1 else [params[name] for name in names]
+        # The keys are split here, not by Linen, so that the backward pass can draw each layer's
+        # dropout again.
+        keys = jax.random.split(self.make_rng("dropout"), (self._repeats, len(names)))
         layers = _Layers([block(parent=None) for block in self.blocks], self.unroll)
-        return layers.outputs(by_place, x, keys, (mask, options))
+        return layers.outputs(by_block, x, keys, (mask, options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +124,10 @@ class _Layers:
     unroll: int
 
     def outputs(self, params, x: Pair, keys: jax.Array, context: tuple[Mask, dict]) -> Pair:
-        """Returns the halves behind the last layer.
+        """Returns the two halves after the last layer.
 
-        `params` and `keys` have a leading axis of repeats of the pattern of blocks; `params` are
-        those of each block, and `keys` (repeats, blocks) are those of its dropout.
+        `params` holds a tree for each block of the pattern, with a leading axis of repeats. `keys`
+        (repeats, blocks) are the PRNG keys of the dropout of each layer.
         """
 
         @jax.custom_vjp
@@ -139,42 +142,46 @@ class _Layers:
         return outputs(params, x, keys, context)
 
     def forward(self, params, x: Pair, keys, context):
-        """Returns the outputs, and the buckets of each layer."""
+        """Returns the outputs, and the buckets of each layer.
+
+        The buckets are saved for the backward pass, because hashing a recomputed input, which
+        differs in the last bits, could assign a query to another bucket.
+        """
 
         def pattern(x, scanned):
             params, keys = scanned
             buckets = []
-            for place, block in enumerate(self.blocks):
-                attended, fed = _sublayers(block, keys[place], context)
-                y, one = attended(params[place], x[1], None)
+            for index, block in enumerate(self.blocks):
+                attended, fed = _sublayers(block, keys[index], context)
+                y, one = attended(params[index], x[1], None)
                 y1 = constrained(x[0] + y)
-                x = (y1, constrained(x[1] + fed(params[place], y1)))
+                x = (y1, constrained(x[1] + fed(params[index], y1)))
                 buckets.append(one)
             return x, buckets
 
         return jax.lax.scan(pattern, x, (params, keys), unroll=self._scanned)
 
     def backward(self, residuals, gradients: Pair):
-        """Returns the gradients of `outputs`. Residuals are those of its forward pass."""
+        """Returns the gradients of `outputs`, given the residuals of its forward pass."""
         params, outputs, keys, context, buckets = residuals
 
         def pattern(carried, scanned):
             params, keys, buckets = scanned
-            of_params = []
-            for place, block in reversed(list(enumerate(self.blocks))):
-                sublayers = _sublayers(block, keys[place], context)
-                carried, of_one = _inverted(sublayers, params[place], carried, buckets[place])
-                of_params.insert(0, of_one)
-            return carried, of_params
+            d_params = []
+            for index, block in reversed(list(enumerate(self.blocks))):
+                sublayers = _sublayers(block, keys[index], context)
+                carried, d_block = _inverted(sublayers, params[index], carried, buckets[index])
+                d_params.insert(0, d_block)
+            return carried, d_params
 
-        (_, of_inputs), of_params = jax.lax.scan(
+        (_, d_inputs), d_params = jax.lax.scan(
             pattern,
             (outputs, gradients),
             (params, keys, buckets),
             reverse=True,
             unroll=self._scanned,
         )
-        return of_params, of_inputs, None, None
+        return d_params, d_inputs, None, None  # none for PRNG keys and the mask
 
     @property
     def _scanned(self) -> int:
@@ -197,18 +204,20 @@ def _sublayers(block: ReversibleBlock, key, context) -> tuple[Callable, Callable
 
 
 def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair, Pair], buckets):
-    """Returns the inputs of a block with their gradients, and the gradients of its parameters.
+    """Returns (inputs, their gradients) of a block, and the gradients of its parameters.
 
-    `carried` are its outputs with their gradients.
+    `carried` is (outputs, their gradients).
     """
     attended, fed = sublayers
-    (y1, y2), (of_y1, of_y2) = carried
-    y, of_fed = jax.vjp(fed, params, y1)
+    (y1, y2), (d_y1, d_y2) = carried
+    # The forward pass of each vjp also yields the value that the inverse subtracts, so that every
+    # sublayer is recomputed only once.
+    y, pull_back_mlp = jax.vjp(fed, params, y1)
     x2 = y2 - y
-    of_mlp, of_input = of_fed(of_y2)
-    of_y1 = of_y1 + of_input
-    y, of_attended = jax.vjp(lambda params, x: attended(params, x, buckets)[0], params, x2)
+    d_mlp, d_input = pull_back_mlp(d_y2)
+    d_y1 = d_y1 + d_input
+    y, pull_back_attention = jax.vjp(lambda params, x: attended(params, x, buckets)[0], params, x2)
     x1 = y1 - y
-    of_attention, of_input = of_attended(of_y1)
-    of_params = jax.tree.map(jnp.add, of_mlp, of_attention)
-    return ((x1, x2), (of_y1, of_y2 + of_input)), of_params
+    d_attention, d_input = pull_back_attention(d_y1)
+    d_params = jax.tree.map(jnp.add, d_mlp, d_attention)
+    return ((x1, x2), (d_y1, d_y2 + d_input)), d_params

@@ -1,18 +1,19 @@
-"""Ring attention: attention over rows whose positions are split over devices.
+"""Ring attention: attention over sequences whose positions are split over devices.
 
-Each device has the queries of its own positions. Keys and values travel around the ring of devices,
-and each device attends to those that it holds (Li et al. 2021; Liu et al. 2023, section 3). On a
-device, queries and keys are cut into tiles, and scores exist for one pair of tiles at a time. So
-the memory grows with the positions of a device, not with those of the row.
+Each device holds the queries of its own positions. Keys and values travel around the ring of
+devices, and each device attends to those that it currently holds (Li et al. 2021; Liu et al. 2023,
+section 3). On a device, queries and keys are divided into tiles, and the scores of one pair of
+tiles are in memory at a time. The memory therefore grows with the number of positions per device,
+not with the length of the sequence.
 
-The forward pass is the online softmax (Milakov & Gimelshein 2018, section 3), in float32. The
-backward pass computes the scores again (Dao et al. 2022, section 3.1). The gradients of keys and
-values then travel, too.
+The forward pass is the online softmax (Milakov & Gimelshein 2018, section 3) in float32. The
+backward pass recomputes the scores (Dao et al. 2022, section 3.1), and the gradients of keys and
+values travel along with them.
 
-A pair of tiles that the mask hides by its positions is not computed. With a causal mask, the last
-device would compute in every turn, and the first one only once. So each row is cut into two chunks
-for each of the s devices. Device i has the chunks i and 2s-1-i, and all devices compute equally
-many pairs of tiles in each turn.
+A pair of tiles is skipped if the mask hides it by its positions. With a causal mask, the last
+device would then compute in every turn and the first device only once. To balance the work, each
+sequence is divided into two chunks for each of the s devices, and device i handles the chunks i and
+2s-1-i, so that all devices compute equally many pairs of tiles in each turn.
 """
 
 import dataclasses
@@ -28,8 +29,9 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
 
-# The largest number of positions in a tile. Forward and backward on two CPU cores, 4,096 positions
-# on four devices, tiles of 128, 256 and 512: 0.83, 0.81, 0.96 s causal; 1.32, 1.25, 1.48 s dense.
+# The largest number of positions in a tile. Forward and backward on two CPU cores with 4,096
+# positions on four devices, for tiles of 128, 256 and 512: 0.83, 0.81, 0.96 s causal; 1.32, 1.25,
+# 1.48 s dense.
 _TILE = 256
 _HEADS = ("batch", "length", "heads", "head_dim")
 _SEGMENTS = ("batch", "length")
@@ -45,10 +47,10 @@ def ring(
     bias: None = None,
     scale: float | None = None,
 ) -> Float[Array, "B Q H D"]:
-    """Ring attention. The computation on a device is plain XLA.
+    """Ring attention. The computation on each device is plain XLA.
 
-    The mesh must divide rows, heads and both lengths. A query without any visible key has the
-    output 0, and adds nothing to the gradients.
+    The mesh must divide the batch, the heads and both lengths. A query without visible keys has the
+    output 0 and adds nothing to the gradients.
     """
     scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
     window = None if mask.window is None else jnp.asarray(mask.window)
@@ -60,11 +62,11 @@ def ring(
 
 
 def _on_device(ring: "_Ring", causal: bool, *arguments: jax.Array | None) -> jax.Array:
-    """Returns the output for the queries of a device, from its own parts of the arguments."""
+    """Returns the output for the queries of a device, given its own parts of the arguments."""
     q, k, v, query_segments, key_segments, window = arguments
     batch, length, heads, head_dim = q.shape
     if key_segments is None and math.prod(_tiling(k.shape[1])) > k.shape[1]:
-        # Segment 0 hides the keys that fill up the last tile.
+        # Segment 0 hides the keys that pad the last tile.
         key_segments = jnp.ones(k.shape[:2], jnp.int32)
     q = _tiles(q.reshape(batch, length, k.shape[2], -1, head_dim))
     arrays = (q.transpose(0, 1, 3, 4, 2, 5), _tiles(k).swapaxes(2, 3), _tiles(v).swapaxes(2, 3))
@@ -79,13 +81,16 @@ def _on_device(ring: "_Ring", causal: bool, *arguments: jax.Array | None) -> jax
 
 
 def _tiling(length: int) -> tuple[int, int]:
-    """Returns the number of tiles, which is even, and the number of positions in each."""
+    """Returns the number of tiles and the number of positions in each.
+
+    The number of tiles is even, because `_Ring.balanced` divides them into two chunks.
+    """
     count = 2 * -(-length // (2 * _TILE))
     return count, -(-length // count)
 
 
 def _tiles(x: jax.Array) -> jax.Array:
-    """Returns (B, L, ...) as tiles (N, B, T, ...), with zeros at the end."""
+    """Splits x (B, L, ...) into tiles (N, B, T, ...), padded with zeros at the end."""
     count, size = _tiling(x.shape[1])
     padding = [(0, 0)] * x.ndim
     padding[1] = (0, count * size - x.shape[1])
@@ -94,7 +99,7 @@ def _tiles(x: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class _Places:
-    """The places of N tiles in their rows."""
+    """The positions of N tiles in their sequences."""
 
     starts: Int[Array, " N"]  # the first position of each tile
     segments: Int[Array, "N B T"] | None
@@ -102,7 +107,7 @@ class _Places:
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """The devices that share a row, in the order of these mesh axes."""
+    """The devices that share a sequence, in the order of these mesh axes."""
 
     axes: tuple[str, ...]
 
@@ -111,13 +116,13 @@ class _Ring:
         return jax.lax.axis_size(self.axes)
 
     def places(self, length: int, segments: jax.Array | None) -> _Places:
-        """Returns the places of the tiles of this device, which has `length` positions."""
+        """Returns the positions of the tiles of this device, which holds `length` positions."""
         count, size = _tiling(length)
         starts = jax.lax.axis_index(self.axes) * length + size * jnp.arange(count)
         return _Places(starts, None if segments is None else _tiles(segments))
 
     def balanced(self, x: jax.Array) -> jax.Array:
-        """Returns the tiles (N, ...) of chunks i and 2s-1-i on device i, from 2i and 2i+1."""
+        """Moves tiles (N, ...) from chunks 2i and 2i+1 on device i to chunks i and 2s-1-i."""
         evens, odds = jnp.split(x, 2)
         evens = jax.lax.ppermute(evens, self.axes, self._moves(0))
         odds = jax.lax.ppermute(odds, self.axes, self._moves(1))
@@ -132,33 +137,34 @@ class _Ring:
         return jnp.concatenate([evens, odds])
 
     def _moves(self, parity: int) -> list[tuple[int, int]]:
-        """Returns (i, the device of chunk 2i + parity) for each device i."""
+        """Returns (i, destination of chunk 2i + parity) for each device i."""
         chunks = range(parity, 2 * self.size, 2)
         return [(i, min(chunk, 2 * self.size - 1 - chunk)) for i, chunk in enumerate(chunks)]
 
     def _exchanged(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Returns x and y in sequence on an even device, y and x on an odd one.
+        """Concatenates x and y on an even device, y and x on an odd one.
 
-        The first chunk of an even device is even, that of an odd device is odd.
+        This is because chunk i, the first one of device i, has the parity of the device.
         """
         is_odd = jax.lax.axis_index(self.axes) % 2 == 1
         return jnp.concatenate([jnp.where(is_odd, y, x), jnp.where(is_odd, x, y)])
 
     def sent(self, tree):
-        """Returns the arrays that the device before this one has."""
+        """Sends the arrays to the next device and returns those of the previous one."""
         if self.size == 1:
             return tree
         pairs = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.lax.ppermute(tree, self.axes, pairs)
 
     def around(self, update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
-        """Returns `states` of queries and keys after the keys have been on all devices.
+        """Returns `states` of queries and keys after the keys have visited all devices.
 
-        `queries` and `keys` are (arrays, places). `update` is that of `_pairs`.
+        `queries` and `keys` are (arrays, positions). `update` is described in `_pairs`.
         """
 
         def attend(keys, q_state, k_state):
-            # The keys' state of the last turn arrives while the device computes.
+            # The state of the keys from the previous turn travels while the device computes its own
+            # contribution, which starts from zeros and is added on arrival.
             arriving = self.sent(k_state)
             zeros = jax.tree.map(jnp.zeros_like, k_state)
             q_state, added = _pairs(update, queries, keys, mask, (q_state, zeros))
@@ -168,15 +174,17 @@ class _Ring:
             keys, *states = carry
             return (self.sent(keys), *attend(keys, *states)), None
 
+        # The last turn is outside of the scan, because its keys need not be sent on. The state of
+        # the keys is then one step away from the device that owns them.
         carry, _ = jax.lax.scan(turn, (keys, *states), length=self.size - 1)
         q_state, k_state = attend(*carry)
         return q_state, self.sent(k_state)
 
 
 def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
-    """Returns `states` of queries and keys after all pairs of tiles.
+    """Returns `states` of queries and keys after all pairs of tiles on a device.
 
-    `update(states, arrays of queries, arrays of keys, visible)` returns the states of a pair.
+    `update(states, query arrays, key arrays, visible)` returns the new states of a pair of tiles.
     """
 
     def on_queries(k_state, part):
@@ -185,6 +193,7 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
         def on_keys(q_state, part):
             (k_arrays, k_places), k_state = part
             sizes = (q_arrays[0].shape[-2], k_arrays[0].shape[-2])
+            # Slots are relative to the tile of keys, which the mask assumes to start at slot 0.
             by_position = mask.replace(query_slots=q_places.starts - k_places.starts)
             is_near = by_position.dense(*sizes)
             visible = by_position.replace(
@@ -193,6 +202,7 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
             states = (q_state, k_state)
             if is_near is None:
                 return update(states, q_arrays, k_arrays, visible)
+            # A branch at run time, because a device learns its positions only there.
             return jax.lax.cond(
                 is_near.any(),
                 lambda: update(states, q_arrays, k_arrays, visible),
@@ -207,30 +217,32 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
     return q_state, k_state
 
 
-# q is (N, B, G, R, T, D): R heads share each of G heads of the keys. k and v are (N, B, G, T, D).
+# q is (N, B, G, R, T, D), where R query heads share each of G key heads. k and v are (N, B, G, T,
+# D). The custom gradient is needed because differentiating the scans would save all scores.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(ring: _Ring, q, k, v, positions: tuple) -> jax.Array:
     return _forward(ring, q, k, v, positions)[0]
 
 
 def _forward(ring: _Ring, q, k, v, positions: tuple):
-    # The masks depend on nothing that differs between layers. Without the barrier, a differentiated
-    # scan over the layers computes those of all pairs of tiles in advance and keeps them.
+    # The masks do not depend on the layer. Without the barrier, a differentiated scan over the
+    # layers computes the masks of all pairs of tiles in advance and saves them.
     q, k, v, positions = jax.lax.optimization_barrier((q, k, v, positions))
     query_places, key_places, mask = positions
     y = jnp.zeros(q.shape, jnp.float32)
+    # The initial maximum is finite, because for a tile without visible keys -inf - (-inf) is NaN.
     highest = jnp.full(q.shape[:-1], jnp.finfo(jnp.float32).min)
     state = (y, highest, jnp.zeros_like(highest))
     (y, highest, total), _ = ring.around(
         _attend, ((q,), query_places), ((k, v), key_places), mask, (state, ())
     )
-    total = jnp.where(total == 0, 1, total)  # of a query without any visible key
+    total = jnp.where(total == 0, 1, total)  # queries without visible keys
     y = (y / total[..., None]).astype(v.dtype)
     return y, (q, k, v, positions, y, highest + jnp.log(total))
 
 
 def _attend(states: tuple, queries: tuple, keys: tuple, visible) -> tuple:
-    """Adds a tile of keys to the sums of the queries, which are relative to `highest`."""
+    """Adds a tile of keys to the sums of the queries, which are scaled by exp(-highest)."""
     (y, highest, total), k_state = states
     (q,) = queries
     k, v = keys
@@ -269,7 +281,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _scores(q, k, visible) -> jax.Array:
-    """Returns the scores of a pair of tiles, (B, G, R, T, T), -inf where a key is hidden."""
+    """Returns the scores of a pair of tiles (B, G, R, T, T), which are -inf for hidden keys."""
     scores = _product("bgrqd,bgkd->bgrqk", q, k)
     return scores if visible is None else jnp.where(visible[:, :, None], scores, -jnp.inf)
 

@@ -1,7 +1,7 @@
 """Causal attention to two sparse sets of keys (Child et al. 2019, sections 4.2 and 4.3).
 
-With a stride of about the root of the length L, each set has about as many keys. Time grows with
-L (stride + L / stride), not with the square of L.
+If the stride is about the square root of the length L, each set has about that many keys as well,
+and time grows with L (stride + L / stride) instead of L^2.
 """
 
 import dataclasses
@@ -21,22 +21,22 @@ from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.masks import Keys, Mask, Queries, at, dot_product, padded, places_of
 from transformer_jax.layers.recurrent import WeightDropout
 
-# The patterns of Sparse Transformers: two sets of keys of each query (Child et al. 2019).
-# The sets that the heads of a layer attend to. "split": the first half of the heads attends to near
-# keys, the second half to far keys.
+# The sets of keys to which the heads of a layer attend. "split": the first half of the heads
+# attends to near keys, the second half to far keys.
 Attends = Literal["near", "far", "both", "split"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The near and the far keys of a query (section 4.3). Places count from 0 in each text.
+    """The near and far keys of a query (section 4.3). Positions count from 0 in each text.
 
-    strided: near keys are the last `stride` places. Far keys are at distances of 0, `stride`, 2
+    strided: near keys are the last `stride` positions. Far keys are at distances of 0, `stride`, 2
       `stride` and so on.
-    fixed: a text has blocks of `stride` places. Near keys are those of the query's own block. Far
-      keys are the last `num_summaries` places of each block.
+    fixed: a text is divided into blocks of `stride` positions. Near keys are those of the query's
+      own block. Far keys are the last `num_summaries` positions of each block.
 
-    The methods take places of queries and of keys, and ignore that later keys are hidden.
+    The methods take positions of queries and keys. They do not hide later keys, which is left to
+    the causal mask.
     """
 
     name: Literal["strided", "fixed"]
@@ -55,43 +55,44 @@ class Pattern:
             return (queries - keys) % self.stride == 0
         return self.is_summary(keys)
 
-    def is_summary(self, places: Int[Array, "*A"]) -> Bool[Array, "*A"]:
-        """Returns whether a place is far from later blocks of the fixed pattern."""
-        return places % self.stride >= self.stride - self.num_summaries
+    def is_summary(self, positions: Int[Array, "*A"]) -> Bool[Array, "*A"]:
+        """Returns whether a position of the fixed pattern is a far key of later blocks."""
+        return positions % self.stride >= self.stride - self.num_summaries
 
-    def first_near(self, places: Int[Array, "*A"]) -> Int[Array, "*A"]:
-        """Returns the first place of a query's near keys. It may be before the text."""
+    def first_near(self, positions: Int[Array, "*A"]) -> Int[Array, "*A"]:
+        """Returns the position of a query's first near key, which may be before the text."""
         if self.name == "strided":
-            return places - self.stride + 1
-        return places - places % self.stride
+            return positions - self.stride + 1
+        return positions - positions % self.stride
 
     def num_pairs(self, length: int, attends: Attends) -> float:
-        """Returns the number of pairs of a query and a visible key: the mean of all heads."""
-        block, place = np.divmod(np.arange(length), self.stride)
+        """Returns the number of visible (query, key) pairs, averaged over the heads."""
+        block, offset = np.divmod(np.arange(length), self.stride)
         if self.name == "strided":
-            near = np.where(block > 0, self.stride, place + 1)
+            near = np.where(block > 0, self.stride, offset + 1)
             earlier, own = block, 1
         else:
-            near = place + 1
+            near = offset + 1
             earlier = block * self.num_summaries
             own = np.maximum(near - (self.stride - self.num_summaries), 0)
         far = earlier + own
-        # The far keys of the own block are near keys, too.
+        # "both" counts only the far keys of earlier blocks, because those of the query's own block
+        # are near keys as well.
         pairs = {"near": near, "far": far, "both": near + earlier, "split": (near + far) / 2}
         return float(pairs[attends].sum())
 
 
 _HIDDEN = jnp.finfo(jnp.float32).min
-# Draws the dropout of the weights for so many rows and heads; None: there is none.
+# Draws the dropout of attention weights for a number of rows and heads; None: no dropout.
 Drawn = Callable[[int, int], WeightDropout | None]
 
 
 class SparseAttention(Attention):
-    """Causal self-attention along a pattern: (B, L, M) -> (B, L, M).
+    """Causal self-attention along a sparse pattern: (B, L, M) -> (B, L, M).
 
-    In a packed row the pattern begins anew with each text. The output of a query without any key is
-    zero: in the first block of the fixed pattern, there may be no far key. Decoding computes the
-    scores of all keys, and so does reading the weights.
+    In a packed row, the pattern restarts with each text. The output of a query without visible keys
+    is zero, which occurs in the first block of the fixed pattern if there is no far key yet. The
+    scores of all keys are computed in decoding, and when the attention weights are captured.
     """
 
     pattern: Pattern = Pattern("strided", 128)
@@ -134,15 +135,15 @@ def dense(
     drawn: Drawn,
     observe: Callable,
 ) -> Queries:
-    """Attention along a pattern by the scores of all keys.
+    """Attention along a pattern that computes the scores of all keys.
 
-    `observe` takes and returns the weights before dropout.
+    `observe` takes the weights before dropout and returns those to use.
     """
     num_queries, heads, num_keys = *q.shape[1:3], k.shape[1]
     keys = places_of(mask.key_segments, num_keys)
     queries = keys if mask.query_slots is None else mask.slots(num_queries)
-    places = queries[:, None, :, None], keys[:, None, None]  # (B, 1, Q, 1), (B, 1, 1, K)
-    near, far = pattern.near(*places), pattern.far(*places)
+    positions = queries[:, None, :, None], keys[:, None, None]  # (B, 1, Q, 1), (B, 1, 1, K)
+    near, far = pattern.near(*positions), pattern.far(*positions)
     match attends:
         case "near":
             visible = near
@@ -156,6 +157,8 @@ def dense(
     visible = visible & mask.dense(num_queries, num_keys)
     visible = jnp.broadcast_to(visible, (len(visible), heads, num_queries, num_keys))
 
+    # The hidden scores are finite, so the weights of a query without visible keys would be uniform
+    # instead of zero.
     def shown(weights):
         return observe(jnp.where(visible, weights, 0.0))
 
@@ -173,9 +176,9 @@ def sparse(
     attends: Attends,
     drawn: Drawn,
 ) -> Queries:
-    """Attention along a pattern by the scores of its keys.
+    """Attention along a pattern that computes the scores of its keys only.
 
-    The mask is causal, with the same segments of queries and keys.
+    The mask is causal, with the same segments for queries and keys.
     """
     length = q.shape[1]
     padding = -length % pattern.stride
@@ -193,7 +196,7 @@ def sparse(
 
 
 def _to_set(q, k, v, mask: Mask, pattern: Pattern, *, attends: Attends, drawn: Drawn) -> Queries:
-    """Attention of all heads to the same keys. The stride divides the length."""
+    """Attention of all heads to the same set of keys. The stride must divide the length."""
     match attends, pattern.name:
         case "near", "strided":
             return _attention(q, k, v, mask.replace(window=pattern.stride), drawn)
@@ -205,7 +208,7 @@ def _to_set(q, k, v, mask: Mask, pattern: Pattern, *, attends: Attends, drawn: D
 
 
 def _attention(q: Queries, k: Keys, v: Keys, mask: Mask, drawn: Drawn) -> Queries:
-    """Attention by the kernel for these arrays."""
+    """Attention by the fastest kernel for these arrays."""
     dropout = drawn(len(q), q.shape[2])
     kernel = attention.pick(q, k, mask, dropout is not None)
     return kernel(q, k, v, mask, dropout)
@@ -215,9 +218,10 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
     """Attention to the keys of the query's own block."""
     stride, length = pattern.stride, q.shape[1]
     if mask.key_segments is None:
+        # Blocks are aligned with the row and become rows of the batch.
         blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]  # (B L / l, l, H, D)
         return _attention(*blocks, Mask(causal=True), drawn).reshape(q.shape)
-    # The blocks of a text begin at any slot. Each becomes a segment.
+    # In a packed row, blocks may start at any slot, so each block becomes a segment.
     first = jnp.arange(length) - places_of(mask.key_segments, length) % stride
     segments = jnp.where(mask.key_segments > 0, first + 1, 0)
     mask = mask.replace(window=stride, query_segments=segments, key_segments=segments)
@@ -225,9 +229,10 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
 
 
 def _to_column(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Queries:
-    """Attention to each key at a multiple of the stride.
+    """Attention to the keys at distances that are multiples of the stride.
 
-    In a matrix with a row for each `stride` slots, these are the keys of the query's column.
+    If the slots are written as a matrix with `stride` columns, these are the keys in the query's
+    column, so that each column becomes a sequence with ordinary causal attention.
     """
     stride, batch = pattern.stride, len(q)
 
@@ -245,9 +250,9 @@ def _to_column(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Querie
 
 @struct.dataclass
 class _Far:
-    """The far keys of a row: those of all queries, or in a strided pattern those of each column.
+    """The far keys of a row, for all queries or, in a strided pattern, for each column.
 
-    A key has a slot of the row, and a segment.
+    Each key has a slot in the row and a segment.
     """
 
     keys: Float[Array, "B K H D"] | Float[Array, "B K l H D"]
@@ -264,7 +269,7 @@ class _Far:
                 x.reshape(len(x), -1, stride, *x.shape[2:]) for x in (k, v, slots, segments)
             )
             return cls(keys, values, slots.swapaxes(1, 2), segments.swapaxes(1, 2))
-        # Texts that begin at any slot have at most as many in all.
+        # Packed texts have at most as many far keys in total as a single text of the same length.
         count = length // stride * pattern.num_summaries
         is_far = pattern.is_summary(places_of(segments, length))
         slots = jnp.argsort(~is_far, axis=1, stable=True)[:, :count]  # those of far keys first
@@ -274,7 +279,7 @@ class _Far:
 
     @property
     def axes(self) -> str:
-        """The axes of keys and values in an einsum. Its queries q are those of a block."""
+        """The axes of keys and values in an einsum, in which q are the queries of a block."""
         return "bkhd" if self.keys.ndim == 4 else "bkqhd"
 
 
@@ -290,17 +295,18 @@ def _by_blocks(
 ) -> Queries:
     """Attention to far keys, or to near and far keys with one softmax, by blocks of queries.
 
-    A block of `stride` queries reads all far keys, and the near keys in its own block and in the
-    block before. The backward pass computes the scores of a block again: those of one block alone
-    are in memory.
+    A block of `stride` queries reads all far keys, and the near keys in its own block and the
+    previous one. The backward pass recomputes the scores of each block, so that only those of one
+    block are in memory.
     """
     length, heads, head_dim = q.shape[1:]
     stride = pattern.stride
     segments = mask.key_segments
     segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
-    slots, places = jnp.arange(length)[None], places_of(segments, length)
-    # Far keys are before these slots; near keys are from them on.
-    limits = slots - places + pattern.first_near(places) if with_near else slots + 1
+    slots, positions = jnp.arange(length)[None], places_of(segments, length)
+    # Far keys are read before these slots and near keys from these slots on, so that a key that is
+    # both near and far counts once.
+    limits = slots - positions + pattern.first_near(positions) if with_near else slots + 1
     far = _Far.of(k, v, segments, pattern)
     num_far = far.slots.shape[-1]
     dropout = drawn(len(q), heads)
@@ -320,6 +326,7 @@ def _by_blocks(
         shown = jnp.where(is_visible, jnp.concatenate(scores, axis=-1), _HIDDEN)
         weights = jnp.where(is_visible, jax.nn.softmax(shown, axis=-1), 0.0)
         if dropout is not None:
+            # The numbers of far and near keys must differ, because dropout is a function of them.
             numbers = jnp.arange(num_far)[None]
             if with_near:
                 numbers = jnp.concatenate([numbers, num_far + block["slots"]], axis=1)
@@ -345,6 +352,6 @@ def _blocks(x: Shaped[Array, "B L *axes"], size: int) -> Shaped[Array, "N B l *a
 
 
 def _with_previous(blocks: Shaped[Array, "N B l *axes"]) -> Shaped[Array, "N B k *axes"]:
-    """Returns each block behind the block before it, and the first one behind zeros."""
+    """Prepends to each block the previous one, and zeros to the first block."""
     previous = jnp.concatenate([jnp.zeros_like(blocks[:1]), blocks[:-1]])
     return jnp.concatenate([previous, blocks], axis=2)

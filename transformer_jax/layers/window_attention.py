@@ -1,8 +1,9 @@
 """Attention within a window, in time and memory that grow linearly with the length.
 
-Beltagy et al. 2020, section 3.1: a query attends to the keys at a distance below the window. Global
-keys are seen from everywhere. With a dilation d, a window has each d-th key: the positions of equal
-remainder by d are a row of their own, in which the window has no gaps.
+A query attends to the keys whose distance is below the window, and all queries attend to global
+keys (Beltagy et al. 2020, section 3.1). With a dilation d, a window contains every d-th key.
+Positions with equal remainders modulo d are then treated as a sequence of their own, in which the
+window has no gaps.
 """
 
 import jax
@@ -13,13 +14,14 @@ from jaxtyping import Array, Float, Int, Shaped
 from transformer_jax.layers.masks import Keys, Mask, Queries, causal_blocks, dot_product, padded
 from transformer_jax.layers.recurrent import WeightDropout
 
-# Queries in a block. A long block reads keys that few of its queries see: with a window of 257 on
-# both sides, 128 queries take 0.8 of the time of 257 on a CPU.
+# Queries in a block. Long blocks are slower, because they read keys that few of their queries see:
+# with a window of 257 on both sides, blocks of 128 queries take 0.8 of the time of blocks of 257 on
+# a CPU.
 _BLOCK = 128
 
 
 def pays(mask: Mask, length: int) -> bool:
-    """Whether a query of self-attention reaches at most half of the row in some layer."""
+    """Whether blocks save work: in some layer, a query must reach at most half of the sequence."""
     windows = mask.windows or ((mask.window,) if isinstance(mask.window, int) else ())
     return bool(windows) and _span(mask, min(windows)) <= length // 2
 
@@ -37,11 +39,11 @@ def windowed(
 ) -> Queries:
     """Self-attention within a window, by blocks of queries.
 
-    A block reads its own keys and those within the window beside them. The backward pass computes
-    the scores of a block again: those of one block alone are in memory.
+    A block reads its own keys and the keys within the window beside them. The backward pass
+    recomputes the scores of each block, so that only those of one block are in memory.
 
-    All queries also see the keys at `global_positions`; -1 stands for none. The mask must not be
-    causal then.
+    All queries also see the keys at `global_positions`, where -1 is none. In that case the mask
+    must not be causal.
     """
     length = q.shape[1]
 
@@ -52,8 +54,8 @@ def windowed(
             return full(q, k, v, mask.undilated().replace(window=None), dropout, scale=scale)
         arrays = _Arrays.of(q, k, v, mask, global_positions).dilated(dilation)
         reach = min(reach, arrays.queries.shape[1])
-        of_rows = dropout if dropout is None else dropout.repeated(dilation)
-        y = _by_blocks(arrays, mask.undilated().replace(window=reach), of_rows, scale)
+        row_dropout = dropout if dropout is None else dropout.repeated(dilation)
+        y = _by_blocks(arrays, mask.undilated().replace(window=reach), row_dropout, scale)
         return _interleaved(y, dilation)[:, :length]
 
     return mask.for_each_window(within)
@@ -61,14 +63,14 @@ def windowed(
 
 @struct.dataclass
 class _Arrays:
-    """Queries, and the keys of windows and of global positions with their segments; 0 is none."""
+    """Queries, and the keys of windows and of global positions with their segments; 0 hides one."""
 
     queries: Queries
     query_segments: Int[Array, "B Q"] | None
     keys: tuple[Keys, Keys, Int[Array, "B K"]]  # with values and segments
     global_keys: tuple[Keys, Keys, Int[Array, "B N"]] | None
     global_positions: Int[Array, "B N"] | None
-    # Each row has the positions of a whole row that have one remainder by this number.
+    # Each row consists of the positions of an original row with equal remainders modulo `dilation`.
     dilation: int = struct.field(pytree_node=False, default=1)
 
     @classmethod
@@ -81,18 +83,18 @@ class _Arrays:
         query_segments = None if query_segments is None else jnp.asarray(query_segments)
         if positions is None:
             return cls(q, query_segments, (k, v, segments), None, None)
-        rows, places = jnp.arange(batch)[:, None], jnp.maximum(positions, 0)
-        global_segments = jnp.where(positions < 0, 0, segments[rows, places])
-        global_keys = (k[rows, places], v[rows, places], global_segments)
-        # Windows hide these keys, which would count twice.
+        rows, indices = jnp.arange(batch)[:, None], jnp.maximum(positions, 0)
+        global_segments = jnp.where(positions < 0, 0, segments[rows, indices])
+        global_keys = (k[rows, indices], v[rows, indices], global_segments)
+        # Windows hide the global keys, which would otherwise count twice.
         beyond = jnp.where(positions < 0, length, positions)
         segments = segments.at[rows, beyond].set(0, mode="drop")
         return cls(q, query_segments, (k, v, segments), global_keys, positions)
 
     def dilated(self, dilation: int) -> "_Arrays":
-        """Returns the arrays with each row divided by the remainders of its positions.
+        """Returns the arrays with each row split by the remainders of its positions.
 
-        Rows (B, L) become (B d, L / d): those of one whole row follow each other.
+        Rows (B, L) become (B d, L / d), and the parts of an original row are consecutive.
         """
         if dilation == 1:
             return self
@@ -105,16 +107,16 @@ class _Arrays:
         def repeat(x):
             return jnp.repeat(x, dilation, axis=0)
 
-        of_queries = jax.tree.map(split, (self.queries, self.query_segments))
-        of_global = jax.tree.map(repeat, (self.global_keys, self.global_positions))
-        return _Arrays(*of_queries, jax.tree.map(split, self.keys), *of_global, dilation)
+        query_arrays = jax.tree.map(split, (self.queries, self.query_segments))
+        global_arrays = jax.tree.map(repeat, (self.global_keys, self.global_positions))
+        return _Arrays(*query_arrays, jax.tree.map(split, self.keys), *global_arrays, dilation)
 
-    def numbers(self, places: Int[Array, " P"]) -> Int[Array, "#B P"]:
-        """Returns the positions in the whole rows of these places."""
+    def numbers(self, indices: Int[Array, " P"]) -> Int[Array, "#B P"]:
+        """Returns the positions in the original rows of these indices, for the dropout mask."""
         if self.dilation == 1:
-            return places[None]
+            return indices[None]
         remainders = jnp.arange(len(self.queries)) % self.dilation
-        return remainders[:, None] + self.dilation * places
+        return remainders[:, None] + self.dilation * indices
 
 
 def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
@@ -125,13 +127,15 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
+    # The padding of keys has segment 0, which hides it.
     by_query = [padded(x, padding) for x in (arrays.queries, arrays.query_segments)]
-    of_keys = [padded(x, padding + after, before) for x in arrays.keys]
+    by_key = [padded(x, padding + after, before) for x in arrays.keys]
 
     @jax.checkpoint
     def on_block(start):
         queries, query_segments = (_part(x, start, size) for x in by_query)
-        keys = [_part(x, start, span) for x in of_keys]
+        keys = [_part(x, start, span) for x in by_key]
+        # Numbers in the original rows, so that the dropout mask does not depend on the blocks.
         numbers = arrays.numbers(start - before + jnp.arange(span))
         is_global = None
         if arrays.global_keys is not None:
@@ -147,8 +151,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             key_segments=key_segments,
             global_keys=is_global,
         )
-        of_queries = arrays.numbers(start + jnp.arange(size))
-        options = dict(scale=scale, query_numbers=of_queries, key_numbers=numbers)
+        query_numbers = arrays.numbers(start + jnp.arange(size))
+        options = dict(scale=scale, query_numbers=query_numbers, key_numbers=numbers)
         return dot_product(queries, *keys_and_values, block, dropout, **options)
 
     starts = size * jnp.arange(num_blocks)
@@ -158,7 +162,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
 
 
 def _interleaved(y: Queries, dilation: int) -> Float[Array, "_ _ H D"]:
-    """Returns the whole rows of those that `_Arrays.dilated` makes."""
+    """Returns the original rows, the inverse of `_Arrays.dilated`."""
     if dilation == 1:
         return y
     y = y.reshape(-1, dilation, *y.shape[1:]).swapaxes(1, 2)
@@ -166,7 +170,7 @@ def _interleaved(y: Queries, dilation: int) -> Float[Array, "_ _ H D"]:
 
 
 def _span(mask: Mask, window: int) -> int:
-    """Returns the number of keys that a query attends to, at most."""
+    """Returns the largest number of keys to which a query attends."""
     return window if mask.causal else 2 * window - 1
 
 
