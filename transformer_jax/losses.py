@@ -11,15 +11,18 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.distributed import sharding
 
-# The largest number of float32 logits that a device holds at a time. On a CPU they stay in its
-# cache (8 MB). On accelerators (256 MB) larger chunks need fewer sums of the table's gradient, most
-# of all on a GPU (1 GB): its compiler writes the gradient of a chunk before it is added.
+# The largest number of float32 logits that a device holds at a time. On a CPU, 8 MB stay in the
+# cache. On accelerators (256 MB), larger chunks mean fewer additions to the gradient of the whole
+# table. This matters most on a GPU (1 GB), where XLA writes the gradient of each chunk to memory
+# before it is added.
 CHUNK_LOGITS = {"cpu": 2**21, "gpu": 2**28}
 CHUNK_LOGITS_DEFAULT = 2**26
-# The smallest number of positions in a chunk: each chunk adds to the whole gradient of the table.
+# The smallest number of positions in a chunk. Each chunk is added to the gradient of the whole
+# table, so that many small chunks would spend their time on that.
 CHUNK_TOKENS = 256
 
-# The bias of the rows that pad a vocabulary and stand for no token.
+# The bias of table rows that only pad the vocabulary and belong to no token. Their probability is 0
+# in float32.
 NO_TOKEN = -1e9
 
 
@@ -56,7 +59,7 @@ def cross_entropy(
     """Returns sums over positions of the cross-entropy of softmax(hidden table^T + bias).
 
     Args:
-      hidden: states (B, L, M).
+      hidden: hidden states (B, L, M).
       table: output projection (V, M) float32.
       bias: (V,) float32, or None. Rows whose bias is NO_TOKEN do not belong to the vocabulary.
       labels: (B, L) int32.
@@ -69,9 +72,10 @@ def cross_entropy(
       without it, and the number of positions whose label has the largest logit. All three have
       exact gradients. `correct` is constant in everything except the weights.
 
-    The logits exist only in chunks of the length. The forward pass forms the gradient of the loss
-    beside them. This takes the same three matrix products as the plain loss, without its arrays
-    (B, L, V). With label smoothing, the gradient of `nll` takes a second pass.
+    The logits are materialized only for a chunk of the length at a time. The forward pass computes
+    the gradient of the loss while a chunk's logits exist, so that the backward pass need not
+    compute them again. This takes the same three matrix products as the plain loss, but without
+    its arrays (B, L, V). With label smoothing, the gradient of `nll` takes a second pass.
     """
     inputs = Inputs(hidden, table, bias, labels, weights)
     return _cross_entropy(inputs, label_smoothing)[0]
@@ -88,9 +92,9 @@ def selected_cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, "B L"]]:
     """Returns (the cross-entropy, 1 where the label of a position has the largest logit).
 
-    The first is the sum over the `selected` positions, by default all. Logits are computed for
-    these alone, in as many chunks as they fill; the time depends on their number. The others add
-    nothing, and the second array is 0 there.
+    The cross-entropy is summed over the `selected` positions, by default all. Logits are computed
+    for these positions only, in as many chunks as they fill, so that the time is proportional to
+    their number. The second array is 0 at all other positions.
     """
     inputs = Inputs(hidden, table, bias, labels, weights, selected)
     sums, is_correct = _cross_entropy(inputs, 0.0)
@@ -112,13 +116,15 @@ def _forward(inputs, label_smoothing):
     result = in_chunks(inputs, label_smoothing, gradients=True)
     # The weights' gradient needs the terms of each position.
     terms = result.by_position if weights_are_perturbed else None
+    # The inputs are kept only for the second pass, which the gradient of `nll` may need.
     residuals = (result._replace(by_position=terms), inputs if label_smoothing else None)
     return (result.sums, result.by_position[2]), residuals
 
 
 def _backward(label_smoothing, residuals, cotangents):
     result, inputs = residuals
-    # Whether a position is correct is constant.
+    # The second output, whether each position is correct, is piecewise constant, so its cotangent
+    # is dropped.
     cotangents = [None if isinstance(x, SymbolicZero) else x for x in cotangents[0]]
     d_loss, d_nll, _ = cotangents
     loss_gradients = (result.d_hidden, result.d_output)
@@ -135,9 +141,9 @@ def _backward(label_smoothing, residuals, cotangents):
 
 
 def _weighted_sum(cotangents, gradients):
-    """Returns the sum of the trees `gradients`, each times its cotangent.
+    """Returns the sum of the trees `gradients`, each multiplied by its cotangent.
 
-    A cotangent of None stands for zero. Returns None if all are None.
+    A cotangent of None is zero. Returns None if all are None.
     """
     scaled = [
         jax.tree.map(lambda x, cotangent=cotangent: (x * cotangent).astype(x.dtype), gradient)
@@ -149,7 +155,8 @@ def _weighted_sum(cotangents, gradients):
     return functools.reduce(functools.partial(jax.tree.map, jnp.add), scaled)
 
 
-# Symbolic zeros are known while tracing: they tell which gradients are not needed.
+# With symbolic zeros, `_forward` and `_backward` know during tracing which gradients are needed.
+# Most losses need neither the gradient of the weights nor that of `nll`.
 _cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
@@ -163,7 +170,7 @@ def num_chunks(batch: int, length: int, vocab_size: int) -> int:
 
 
 def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False) -> _Result:
-    """Returns the loss of chunks of the length in turn, with its gradients or without."""
+    """Returns the loss, computed for one chunk of the length after the other."""
     if inputs.selected is not None:
         return _selected_chunks(inputs, smoothing, gradients)
     batch, length, _ = inputs.hidden.shape
@@ -179,7 +186,8 @@ def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False
         return compute(by_length)
     size = -(-length // chunks)
 
-    # (B, L, ...) -> (chunks, B, size, ...). The padding of the last chunk has weight 0.
+    # (B, L, ...) -> (chunks, B, size, ...). The length is divided, not the batch, so that each
+    # device keeps its own rows. The padding of the last chunk has weight 0.
     def split(x):
         padding = [(0, 0)] * x.ndim
         padding[1] = (0, chunks * size - length)
@@ -205,7 +213,10 @@ def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False
 
 
 def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
-    """Computes chunks of the selected positions, as many as the device with most of them fills."""
+    """Returns the loss, computed in chunks of selected positions.
+
+    All devices compute as many chunks as the device with the most selected positions fills.
+    """
     shape = inputs.labels.shape
     parts = math.gcd(sharding.parts("batch"), shape[0])
     output = (inputs.table, inputs.bias)
@@ -220,23 +231,24 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     count = selected.sum(axis=1, keepdims=True)
     length = selected.shape[1]
     size = min(CHUNK_TOKENS, length)
-    # The selected positions come first. The number `length` stands for none.
+    # The selected positions come first. The padding of the last chunk has the index `length`, which
+    # is out of range: reads are clipped and have weight 0, and writes are dropped.
     order = jnp.argsort(~selected, axis=1)
     order = jnp.pad(order, ((0, 0), (0, -length % size)), constant_values=length)
     take = jax.vmap(functools.partial(jnp.take, axis=0, mode="clip"))
 
     def body(number, state):
         totals, by_position = state
-        places = jax.lax.dynamic_slice_in_dim(order, number * size, size, axis=1)
+        positions = jax.lax.dynamic_slice_in_dim(order, number * size, size, axis=1)
         is_selected = number * size + jnp.arange(size) < count
-        hidden, labels, weights = (take(x, places) for x in arrays)
+        hidden, labels, weights = (take(x, positions) for x in arrays)
         chunk = Inputs(hidden, *output, labels, weights * is_selected)
         result = _chunk(chunk, smoothing, gradients=gradients)
         totals = jax.tree.map(jnp.add, totals, (result.sums, result.d_output))
-        places = jnp.where(is_selected, places, length)
+        positions = jnp.where(is_selected, positions, length)
         new = (result.d_hidden, result.by_position)
         put = jax.vmap(lambda x, at, rows: x.at[at].set(rows, mode="drop"))
-        return totals, jax.tree.map(lambda x, rows: put(x, places, rows), by_position, new)
+        return totals, jax.tree.map(lambda x, rows: put(x, positions, rows), by_position, new)
 
     terms = (jnp.zeros(selected.shape),) * 3
     totals = ((jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, output) if gradients else None)
@@ -249,6 +261,8 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
 
 def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     hidden, table, bias, labels, weights, _ = inputs
+    # The factors have the dtype of the hidden states, such as bfloat16, but the logits and the
+    # table's gradient are float32: both are summed over many entries.
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
     logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
@@ -258,7 +272,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     nll = log_z - label_logits
     spread, mean = _spread_mass(logits, bias, smoothing)
     loss = (1 - smoothing) * nll + (smoothing * (log_z - mean) if smoothing else 0)
-    correct = label_logits >= logits.max(axis=-1)  # an argmax is far slower
+    correct = label_logits >= logits.max(axis=-1)  # an argmax over the vocabulary is far slower
     terms = (loss, nll, correct.astype(jnp.float32))
     sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
@@ -275,7 +289,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
 def _spread_mass(logits, bias, smoothing):
     """Returns the smoothing mass of each token, and the mean of all tokens' logits (B, L).
 
-    The mass is a scalar, or (V,) with 0 for rows that stand for no token.
+    The mass is a scalar, or (V,) with 0 for table rows that only pad the vocabulary.
     """
     if not smoothing or bias is None:
         return smoothing / logits.shape[-1], logits.mean(axis=-1) if smoothing else None
@@ -288,9 +302,9 @@ def _spread_mass(logits, bias, smoothing):
 def label_nll(
     logits: Float[Array, "*axes C"], labels: Int[ArrayLike, "*axes"]
 ) -> Float[Array, "*axes"]:
-    """Returns -log softmax(logits)[label] (...), of logits (..., C) float32 of few classes.
+    """Returns -log softmax(logits)[label] (...), for logits (..., C) float32 of few classes.
 
-    `labels` (...) are int32.
+    `labels` (...) are int32. For a vocabulary, `cross_entropy` needs far less memory.
     """
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - label_logits

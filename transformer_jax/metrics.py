@@ -1,7 +1,7 @@
-"""Streaming metrics: sums that add over positions, microbatches, updates and devices.
+"""Streaming metrics: sums that are added over positions, microbatches, updates and devices.
 
-Metrics are a dict {name: (total, count)} of scalars. The mean is total / count. Counts that must be
-exact are int32.
+Metrics are a dict {name: (total, count)} of scalars, and the mean is total / count. Counts that
+must be exact are int32, because float32 is exact only up to 2**24.
 """
 
 import math
@@ -24,7 +24,7 @@ def zeros_like(metrics: Metrics) -> Metrics:
 
 
 def means(metrics: Metrics) -> dict[str, float]:
-    """Returns the means of metrics on the host as floats. A mean with count 0 is nan."""
+    """Returns the means of metrics on the host, as floats. The mean of no terms is nan."""
     return {
         name: float(total) / float(count) if count else math.nan
         for name, (total, count) in metrics.items()

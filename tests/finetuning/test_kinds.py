@@ -174,7 +174,7 @@ def test_an_encoder_decoder_tags_by_the_states_of_its_decoder(tmp_path):
 @pytest.mark.parametrize(
     "kind, keys, message",
     [
-        ("pairs", dict(task__lm_weight=0.5), "encoder_decoder is no language model"),
+        ("pairs", dict(task__lm_weight=0.5), "encoder_decoder is not a language model"),
         ("pairs", dict(task__symmetric=True), "symmetric=True: .* encoder_decoder"),
         ("tagging", dict(task__features="weighted"), "features=weighted: must be one of embedd"),
     ],

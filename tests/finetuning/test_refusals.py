@@ -136,7 +136,7 @@ WRONG = [
     ),
     ("span", "train.json", "[]", {}, "not in SQuAD's form"),
     ("span", None, "", dict(task__stride=100), "config.task.stride=100"),
-    ("pairs", None, "", dict(task__lm_weight=0.5), "no language model"),
+    ("pairs", None, "", dict(task__lm_weight=0.5), "not a language model"),
     ("classification", None, "", dict(task__length=100), "config.model.max_length=64"),
     ("classification", None, "", dict(task__symmetric=True), "config.task.symmetric needs"),
     ("choice", None, "", dict(task__choices=("2",)), "must name at least two columns"),

@@ -80,5 +80,7 @@ def test_another_model_is_refused(config):
     config.model = configs.experiment(
         model=dict(name="word_vectors", vocab_size=80), task=dict(name="word_vectors")
     ).model
-    with pytest.raises(UserError, match="'word_vectors': has no logarithms of counts; take glove"):
+    with pytest.raises(
+        UserError, match="'word_vectors': predicts no co-occurrence counts; take glove"
+    ):
         make_task(config)

@@ -169,7 +169,7 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
     assert (drawn != task.samples(params, ["3", "7"], seed=2)).any()
     assert len(task.result(params, ["3"]).axes) == 8
     assert 1 < task.evaluate(params, "test")["perplexity"] < 100
-    with pytest.raises(UserError, match="'x' is no class of the run's images; there are: 0, 1"):
+    with pytest.raises(UserError, match="'x' is not a class of the run's images; there are: 0, 1"):
         task.samples(params, ["x"])
 
 

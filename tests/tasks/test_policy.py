@@ -184,7 +184,7 @@ def test_prompts_of_files(tmp_path):
     [
         ("ppo", dict(task__max_tokens=0), "config.task.max_tokens=0: must be at least 1"),
         ("ppo", dict(task__temperature=0.0), "config.task.temperature=0.0: must be above 0"),
-        ("ppo", dict(task__minibatches=3), "its 8 answers can't be divided into"),
+        ("ppo", dict(task__minibatches=3), "its 8 completions can't be divided into"),
         ("ppo", dict(task__max_tokens=99), "their sum must be at most 64"),
         ("ppo", dict(task__target_kl=0.0), "config.task.target_kl=0.0: must be above 0"),
         ("ppo", dict(task__decay=1.5), "config.task.decay=1.5: must be from 0 to 1"),

@@ -176,7 +176,7 @@ def test_ipo_reaches_the_optimum_of_two_completions():
         ),
         (
             dict(reference_model=(("name", "bert"), ("vocab_size", 6))),
-            "config.task.reference: BERT is no language model",
+            "config.task.reference: BERT is not a language model",
         ),
     ],
 )

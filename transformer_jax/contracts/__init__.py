@@ -1,1 +1,1 @@
-"""What a family of models, a task and a source of records must offer."""
+"""The contracts that a model family, a task and a source of records implement."""

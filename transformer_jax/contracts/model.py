@@ -1,4 +1,4 @@
-"""The contract of models: inputs, kinds, how they decode, and what a family can declare."""
+"""The contract of models: their inputs, kinds, decoding, and capabilities."""
 
 import abc
 import functools
@@ -27,25 +27,27 @@ from transformer_jax.layers.parameters import compute_dtype
 class Inputs:
     """The rows that a model reads, and what is known about each position. None: not given.
 
-    A model reads one of `tokens`, `images` and `sound`, as its `modality` says, and those of the
-    other fields that its family knows.
+    A model reads one of `tokens`, `images` and `sound`, which its `modality` names, and those of
+    the other fields that its family supports.
 
     Attributes:
-      tokens: ids; where a family reads words by their characters, those of each word.
+      tokens: token ids; for a family that reads words by their characters, the character ids of
+        each word.
       images: pixels, from 0 to 255.
-      sound: samples.
-      positions: those within an example, from 0. None: 0, 1, ... in each row.
-      segment_ids: numbers from 1, which separate the examples of a packed row; 0 is padding. None:
-        a row is one example.
-      token_types: such as 0 and 1 for the two texts of a pair. None: all are 0.
-      ranks: a token sees those of its own rank and of lower ranks. None: it sees all.
-      private: no other token sees a private one.
-      global_positions: those of tokens that see the whole row and that all tokens see; -1 stands
-        for none.
-      lengths: the number of samples of each row; those behind them are padding. None: all.
-      masked: the frames of sound in whose place a learned vector stands.
-      feature_mask: the channels of the frames that are set to 0.
-      visible: the patches of an image that are read, in this order. None: all.
+      sound: audio samples.
+      positions: positions within an example, from 0. None: 0, 1, ... in each row.
+      segment_ids: ids from 1 that separate the examples of a packed row; 0 is padding. None: a row
+        is one example.
+      token_types: token type ids, such as 0 and 1 for the two texts of a pair. None: all are 0.
+      ranks: a token attends to the tokens of its own rank and of lower ranks. None: to all.
+      private: tokens to which no other token attends.
+      global_positions: positions of the tokens with global attention, which attend to the whole row
+        and to which all tokens attend; -1 is an unused entry.
+      lengths: the number of audio samples in each row; the samples after them are padding. None:
+        no row has padding.
+      masked: the audio frames that are replaced by a learned vector.
+      feature_mask: the channels of the frames that are set to 0, as in SpecAugment.
+      visible: the indices of the image patches that are read, in this order. None: all.
     """
 
     tokens: Int[ArrayLike, "B L *C"] | None = None
@@ -64,7 +66,7 @@ class Inputs:
 
     @property
     def mask(self) -> Mask:
-        """What the tokens see of each other: their own example, and what ranks let them see."""
+        """The attention mask: tokens of the same example, as far as their ranks allow."""
         return Mask(
             query_segments=self.segment_ids,
             key_segments=self.segment_ids,
@@ -75,10 +77,11 @@ class Inputs:
 
 
 def takes_inputs(method: Callable) -> Callable:
-    """Lets a method that reads `Inputs` take arrays as well.
+    """Lets a method that takes `Inputs` also take arrays.
 
     `hidden(tokens, segment_ids=ids)` is short for `hidden(Inputs(tokens, segment_ids=ids))`. The
-    first array is that of the model's modality. Other arguments reach the method as they are.
+    first array is the field that the model's modality names. Other arguments are passed on
+    unchanged.
     """
 
     @functools.wraps(method)
@@ -93,19 +96,23 @@ def takes_inputs(method: Callable) -> Callable:
 
 
 # --------------------------------------------------------------------------------------------------
-# How models decode: `begin` reads prompts, and `step` reads a token of each hypothesis.
+# Decoding: `begin` reads the prompts, and `step` reads one more token of each hypothesis.
+#
+# Sampling, beam search and speculative decoding call these two methods and nothing else of a model,
+# so that they work for any family and any decoding state.
 
 
 class CausalDecoding:
-    """The decoding of a Causal model with "cache" or "carry" in `can`."""
+    """Decoding for a Causal model with "cache" or "carry" in `can`."""
 
     def begin(
         self, params, prompts: Int[ArrayLike, "B L"], lengths: Int[ArrayLike, " B"], *, slots: int
     ) -> tuple[Float[Array, "B V"], Rows]:
-        """Reads prompts. Returns (the logits (B, V) of their next tokens, the state of decoding).
+        """Reads the prompts. Returns (logits of the next tokens (B, V), the decoding state).
 
-        A row of `prompts` (B, L) begins with `lengths` (B,) tokens; the others are padding. There
-        is room for `slots` tokens. The parameters are those of `for_decoding`.
+        The first `lengths` (B,) tokens of each row of `prompts` (B, L) are the prompt, and the rest
+        is padding. A KV cache gets room for `slots` tokens. The parameters must come from
+        `for_decoding`.
         """
         batch, length = prompts.shape
         if "carry" in self.can:
@@ -115,7 +122,8 @@ class CausalDecoding:
             slots = 0
         else:
             positions = jnp.broadcast_to(jnp.arange(length), prompts.shape)
-            # Slots behind the end of a prompt are overwritten before they are attended to.
+            # The padding needs no mask: causal attention hides it from the prompt, and the tokens
+            # that follow overwrite its slots before they are attended to.
             hidden, cache = self._cached(params, {}, prompts, positions, slots)
         logits = self._applied(params, hidden[jnp.arange(batch), lengths - 1], method="logits")
         return logits, Rows(cache, lengths[:, None], slots)
@@ -128,7 +136,8 @@ class CausalDecoding:
         if "carry" in self.can:
             hidden, cache = self._applied(params, rows, state.cache, method="advance")
         else:
-            # A text that has filled its slots has no next position.
+            # A text that has filled all its slots has no next position. It may still be in the
+            # batch, and a position out of range would give NaN.
             positions = jnp.minimum(state.lengths.reshape(-1, 1), state.slots - 1)
             hidden, cache = self._cached(params, state.cache, rows, positions, state.slots)
         logits = self._applied(params, hidden[:, 0], method="logits")
@@ -144,7 +153,7 @@ class CausalDecoding:
 
 
 class SequenceDecoding:
-    """The decoding of a SequenceToSequence model with "cache" in `can`."""
+    """Decoding for a SequenceToSequence model with "cache" in `can`."""
 
     def begin(
         self,
@@ -155,16 +164,16 @@ class SequenceDecoding:
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], Ring]:
-        """Reads first target tokens. Returns (logits (N, V), the state of decoding).
+        """Reads the first target tokens. Returns (logits (N, V), the decoding state).
 
-        `prompts` are (N, 1), `encoder_output` (N, S, M) is that of sources, and `segments` (N, S)
-        are 1 for their tokens and 0 for padding. An input has up to `beams` hypotheses. The
-        parameters are those of `for_decoding`.
+        `prompts` (N, 1) are the first target tokens, `encoder_output` (N, S, M) belongs to the
+        sources, and `segments` (N, S) is 1 for tokens of a source and 0 for padding. Each input has
+        up to `beams` hypotheses. The parameters must come from `for_decoding`.
         """
-        where = dict(segments=segments, slot=jnp.int32(0))
+        options = dict(segments=segments, slot=jnp.int32(0))
         positions = jnp.zeros_like(prompts)
         logits, new = self._cached(
-            params, {}, prompts, positions, beams, encoder_output=encoder_output, **where
+            params, {}, prompts, positions, beams, encoder_output=encoder_output, **options
         )
         return logits[:, 0], Ring.begun(new, segments, beams)
 
@@ -173,7 +182,7 @@ class SequenceDecoding:
     ) -> tuple[Float[Array, "N K V"], Ring]:
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
         state = state.opened()
-        # An input that is done may have no next position.
+        # An input that is finished may have no next position.
         positions = jnp.minimum(state.positions, self.window - 1)[:, None]
         logits, new = self._cached(
             params,
@@ -199,22 +208,23 @@ class SequenceDecoding:
 
 
 class RecurrentDecoding:
-    """The decoding of a SequenceToSequence model whose decoder has a recurrent state."""
+    """Decoding for a SequenceToSequence model whose decoder has a recurrent state."""
 
     @abc.abstractmethod
     def begun(
         self, encoder_output: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
-        """Returns arrays (B, S, ...) that all steps see, and the state before the first token.
+        """Returns arrays (B, S, ...) that all steps read, and the state before the first token.
 
-        The state is a tree of arrays (B, S, ...). That of a source stands at each of its positions.
+        The state is a tree of arrays (B, S, ...), with the state of a source repeated at each of
+        its positions.
         """
 
     @abc.abstractmethod
     def advanced(
         self, state: SourceRows, tokens: Int[ArrayLike, "N K"]
     ) -> tuple[Float[Array, "N K V"], Any]:
-        """Returns the logits after a token of each hypothesis, and the new state."""
+        """Returns the logits after one more token of each hypothesis, and the new state."""
 
     def begin(
         self,
@@ -225,7 +235,7 @@ class RecurrentDecoding:
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], SourceRows]:
-        """Reads first target tokens, as `SequenceDecoding.begin`."""
+        """Reads the first target tokens, as in `SequenceDecoding.begin`."""
         source, state = self.apply({"params": params}, encoder_output, segments, method="begun")
         first = jax.tree.map(lambda x: x[:, 0], state)
         source = source | {"segments": segments}
@@ -242,38 +252,39 @@ class RecurrentDecoding:
 
 
 # --------------------------------------------------------------------------------------------------
-# The three kinds of model. Each family is one of them, and declares what else it can do.
+# The three kinds of model. Each family is of one kind, and declares its capabilities in `can`.
 #
-# Everything that uses a model works for every family of a kind: it asks for `kind` and `can`, and
-# calls the methods below. All models have the keys `vocab_size` and `d_model`.
+# Whatever uses a model works for all families of a kind, because it asks only for `kind` and `can`
+# and calls the methods below. All models have the keys `vocab_size` and `d_model`.
 
 
 # The capabilities that a family of models can declare in `can`:
-#   token_types: `hidden` reads token types, whose number is the key `num_token_types`.
-#   pool: `pooled(hidden)` returns one vector for each row (B, M).
-#   fill: the logits of a position predict its own token, which the input hides.
+#   token_types: `hidden` reads token types. Their number is the key `num_token_types`.
+#   pool: `pooled(hidden)` returns one vector per row (B, M).
+#   fill: the logits at a position predict its own token, which is masked in the input.
 #   next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
-#   detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
+#   detect: `detected(hidden)` returns the logits that each token was replaced (B, L). A generator,
 #     which is a part of the model, replaces them: see families/electra.py.
-#   global: `hidden` reads the positions of global tokens, `global_positions` (B, N); -1 stands for
-#     none. They see the whole row, and all tokens see them.
+#   global: `hidden` reads the positions of tokens with global attention, `global_positions` (B, N);
+#     -1 is an unused entry. They attend to the whole row, and all tokens attend to them.
 #   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token,
-#     layer 0, is its vector, and depends on no other token.
-#   codes: `autoencoded(images)` reconstructs images, `codes(images)` returns the code of each patch
-#     (B, N), and `images_of(codes)` the images uint8 of codes.
+#     layer 0, is its vector and does not depend on other tokens.
+#   codes: `autoencoded(images)` reconstructs images, `codes(images)` returns the image token of
+#     each patch (B, N), and `images_of(codes)` decodes image tokens to images uint8.
 #   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
 #     proteins, from corrected attention maps (B, P, P, layers * heads).
-#   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
-#   write: `encode`, `begin` and `step` write texts by appended masks, as in `UnifiedLM`.
+#   cooccur: `log_counts(first, second)` returns the logarithms of the co-occurrence counts of pairs
+#     of words (B, N).
+#   write: `encode`, `begin` and `step` generate text by appended masks, as in `UnifiedLM`.
 #   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
-#   cache: `cached` reads tokens into a key/value cache.
+#   cache: `cached` reads tokens into a KV cache.
 #   carry: `initial_carry` and `advance` read tokens into a state, as in `Recurrent`.
 #   both_ways: `initial_carry` and `advance` read two texts, one of them backward: see
 #     families/elmo.py.
-#   permute: `permuted` predicts tokens in a permuted order, with a carry where the key
-#     `memory_length` is not 0, see families/xlnet.py.
+#   permute: `permuted` predicts tokens in a permuted order, with a carry if the key
+#     `memory_length` is not 0: see families/xlnet.py.
 #
-# METHODS has the methods that a family with a capability must have.
+# METHODS lists the methods that a family with a capability must define.
 METHODS = {
     "pool": ("pooled",),
     "next_sentence": ("next_logits",),
@@ -299,7 +310,7 @@ METHODS = {
 
 
 _UNLIMITED = 2**30  # positions
-# The kinds of attention of a model all of whose layers have attention weights.
+# The kinds of attention of a model whose layers all have attention weights.
 _ATTENTIONS = {
     "encoder": ("encoder",),
     "causal": ("decoder",),
@@ -310,53 +321,57 @@ _ATTENTIONS = {
 class Model(nn.Module, abc.ABC):
     """The methods that all families share.
 
-    The comment at METHODS explains the words in `can`.
+    The comment above METHODS explains the capabilities in `can`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
     can: ClassVar[frozenset[str]] = frozenset()
-    # What stands at one position of the inputs: a token, or an array of such a shape.
+    # The content of one position of the inputs: a token if the shape is (), else an array.
     modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
     unit_shape: ClassVar[tuple[int, ...]] = ()
-    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
-    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
+    # Other families from whose runs a run may be initialized, each with the value that
+    # `config.init_from` then has for a workdir, without the key "run":
+    # {family: {prefix: {"part": ..., "layers": ...}}}.
     begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
-    # Names of the tensors whose rows are the tokens of the vocabulary.
+    # Names of the tensors with one row per token of the vocabulary.
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
-    word_table: ClassVar[str | None] = "token_embed/embedding"  # None: it has no vectors of words
+    word_table: ClassVar[str | None] = "token_embed/embedding"  # None: no word embeddings
     # Parameters that only pre-training uses.
     heads: ClassVar[tuple[str, ...]] = ()
-    # The largest number of positions. Most families have it as a key. None: any number.
+    # The largest number of positions. It is a config key in most families. None: any number.
     max_length: ClassVar[int | None]
     # The stacks of layers that decoding applies to one token at a time.
     decoding_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
-    # Whether the [CLS] of a row is its last token (Yang et al. 2019), not its first.
+    # Whether the [CLS] of a row is its last token (Yang et al. 2019) instead of its first.
     cls_last: ClassVar[bool] = False
-    # The dtype of the computation. Most families have it as a key.
+    # The dtype of the computation. It is a config key in most families.
     dtype: ClassVar[str] = "float32"
 
     @classmethod
     def missing(cls) -> list[str]:
-        """Returns the methods of its kind and capabilities that a family does not define."""
-        of_capabilities = {name for word in cls.can for name in METHODS.get(word, ())}
-        return sorted(cls.__abstractmethods__ | of_capabilities - set(dir(cls)))
+        """Returns the methods that the kind and the capabilities require but the family lacks."""
+        required = {name for word in cls.can for name in METHODS.get(word, ())}
+        return sorted(cls.__abstractmethods__ | required - set(dir(cls)))
 
     def check(self) -> None:
         """Raises UserError for a wrong value of the family's own keys."""
 
-    # What a run takes from one of another shape or family, with `config.init_from`. By default,
-    # tensors keep name and shape.
+    # Warm starts from a run of another shape or family, by `config.init_from`. By default, tensors
+    # keep their names and shapes.
 
     @classmethod
     def origin(cls, name: str) -> str:
-        """Returns the tensor with which one begins that an earlier run lacks, or its own name."""
+        """Returns the tensor that initializes a tensor which the earlier run lacks.
+
+        The default is the tensor's own name.
+        """
         return name
 
     @classmethod
     def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
-        """Returns the row in an earlier run with which each row of a longer tensor begins.
+        """Returns the row of the stored tensor that initializes each row of a longer tensor.
 
-        None where a tensor of `stored` rows cannot become one of `wanted` rows.
+        None if a tensor of `stored` rows cannot become one of `wanted` rows.
         """
         return None
 
@@ -364,71 +379,78 @@ class Model(nn.Module, abc.ABC):
     def resize(
         cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
     ) -> Callable[[Any], Any] | None:
-        """Returns the function from a stored array to one of another shape, such as positions.
+        """Returns the function that maps a stored array, such as a position table, to a new shape.
 
-        None where the tensor cannot change its shape.
+        None if the tensor cannot change its shape.
         """
         return None
 
-    # What the model reads, and what it returns.
+    # Inputs and outputs.
 
     @property
     def num_states(self) -> int:
-        """The number of arrays of states that `layers` returns: embeddings, and those of layers."""
+        """The number of arrays that `layers` returns: the embeddings, and the states per layer."""
         return self.num_layers + 1
 
     @nn.nowrap
     def reader(self, tokenizer: Any) -> Any:
-        """Returns the tokenizer that gives the units of a text; by default that of the ids.
+        """Returns the tokenizer that splits a text into input units, by default `tokenizer`.
 
-        Raises UserError for a tokenizer of a kind that does not suit the model.
+        Raises UserError for a kind of tokenizer that does not suit the model.
         """
         return tokenizer
 
     @abc.abstractmethod
     def hidden(self, *inputs: Inputs, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states before the output layers."""
+        """Returns the hidden states before the output layers."""
 
     @abc.abstractmethod
     def output(self) -> Output:
         """Returns the output layer: a `Projection`, or another output of layers/embeddings.py.
 
-        Rows beyond `vocab_size` pad the vocabulary.
+        Rows beyond `vocab_size` are padding of the vocabulary.
         """
 
     @abc.abstractmethod
     def flops(self, *sizes: int) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add."""
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+
+        Formulas rather than XLA's cost analysis, because the latter counts the body of a scan over
+        layers only once.
+        """
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
-        """Applies the layers in front of the output layer to states (..., M) -> (..., E)."""
+        """Applies the layers between the hidden states (..., M) and the output layer (..., E)."""
         return hidden
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
-        """Projects states (..., M) to logits (..., V) float32."""
+        """Projects hidden states (..., M) to logits (..., V) float32."""
         logits = self.output().first(self.vocab_size).logits(self.transformed(hidden))
         return activations.named(self, "logits", logits)
 
     @nn.nowrap
     def group(self, path: tuple[str, ...]) -> str:
-        """Returns the group of the parameter at this path, for `config.optimizer.groups`.
+        """Returns the optimizer group of the parameter at this path, for `config.optimizer.groups`.
 
-        "" is `config.optimizer` itself. It is that of all parameters where a config has no groups.
+        "" is `config.optimizer` itself, to which all parameters belong if a config has no groups.
         """
         return ""
 
     @nn.nowrap
     def depth(self, path: tuple[str, ...]) -> int | None:
-        """Returns the place of a parameter's layer, for `config.optimizer.layer_decay`.
+        """Returns the depth of a parameter's layer, for `config.optimizer.layer_decay`.
 
-        The lowest layer is 1. Embeddings have 0, and parameters above all layers None. The layers
-        of a stack are in its order; this method is not asked for them.
+        The lowest layer has depth 1, embeddings 0, and parameters above all layers None. The method
+        is not called for the layers of a stack, whose depth is their order in the stack.
         """
         is_input = "embed" in path[0] and path[0] != "output_embed"
         return 0 if is_input else None
 
     def num_padding(self) -> int:
-        """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
+        """Returns the number of parameters that only pad the vocabulary.
+
+        They are not counted in the model's size.
+        """
         return 0
 
     @property
@@ -438,7 +460,7 @@ class Model(nn.Module, abc.ABC):
 
     @property
     def window(self) -> int:
-        """The largest number of positions, a number beyond any length where there is none."""
+        """The largest number of positions; a number beyond any length if there is no limit."""
         return _UNLIMITED if self.max_length is None else self.max_length
 
     @nn.nowrap
@@ -448,28 +470,31 @@ class Model(nn.Module, abc.ABC):
 
 
 class Encoder(Model):
-    """Tokens (B, L) -> states (B, L, M), each of which sees the whole row."""
+    """Tokens (B, L) -> hidden states (B, L, M), each of which depends on the whole row."""
 
     kind = "encoder"
 
     @abc.abstractmethod
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M)."""
+        """Returns the hidden states of the last layer (B, L, M)."""
 
     @abc.abstractmethod
     def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+        """Returns the embeddings and the hidden states of all layers (layers + 1, B, L, M)."""
 
     @abc.abstractmethod
     def flops(self, length: int, predictions: int) -> float:
-        """Returns the FLOPs of a forward pass over one row with so many predicted positions."""
+        """Returns the FLOPs of a forward pass over one row.
+
+        `predictions` is the number of positions that the output layer predicts.
+        """
 
 
 class Causal(CausalDecoding, Model):
-    """Tokens (B, L) -> states (B, L, M), each of which sees the tokens up to its own.
+    """Tokens (B, L) -> hidden states (B, L, M), each of which depends on the tokens up to its own.
 
-    To generate text, a family has a key/value cache or a recurrent state: `Cached` and `Recurrent`
-    are the classes of such families.
+    To generate text, a family needs a KV cache or a recurrent state. It then derives from `Cached`
+    or `Recurrent`.
     """
 
     kind = "causal"
@@ -480,36 +505,37 @@ class Causal(CausalDecoding, Model):
 
     @abc.abstractmethod
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states before the output projection (B, L, M)."""
+        """Returns the hidden states before the output projection (B, L, M)."""
 
     @abc.abstractmethod
     def flops(self, length: int, predictions: int | None = None) -> float:
-        """Returns the FLOPs of a forward pass over one row with so many predicted positions.
+        """Returns the FLOPs of a forward pass over one row with `predictions` predicted positions.
 
-        None: all positions.
+        None: all positions are predicted.
         """
 
 
 class SequenceToSequence(SequenceDecoding, Model):
-    """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens.
+    """Source (B, S) and target (B, T) -> hidden states (B, T, M) of the target tokens.
 
-    `begin` and `step` serve a family with "cache" in `can`. It has `cached(target, positions,
-    slots, *, encoder_output=None, segments, slot, ancestors=None)`. It reads tokens (N, K) into the
-    collection "cache" from `slot` () on, and returns their states (N, K, M). A new cache has so
-    many `slots`. Only the first call has an `encoder_output`; it stores what attention needs of it
-    in the collection "cross_cache". With `ancestors` (N, K, P), the tokens are the hypotheses of
-    one search: a token attends, in each group of K slots, to that of the hypothesis that it
-    descends from.
+    The inherited `begin` and `step` are for a family with "cache" in `can`. Such a family defines
+    `cached(target, positions, slots, *, encoder_output=None, segments, slot, ancestors=None)`,
+    which reads tokens (N, K) into the collection "cache" from `slot` () on, and returns their
+    hidden states (N, K, M). A new cache has `slots` slots. Only the first call has an
+    `encoder_output`, whose keys and values are then kept in the collection "cross_cache". With
+    `ancestors` (N, K, P), the K tokens of an input are the hypotheses of one beam search: in each
+    group of K slots, a token attends to the slot of the hypothesis from which it descends.
 
-    Any other family defines `begin` and `step` with a state of its own (layers/decoding.py).
+    Any other family defines `begin` and `step` with a decoding state of its own
+    (layers/decoding.py).
     """
 
     kind = "sequence_to_sequence"
-    # Some families have it as a key. None: source and target share a vocabulary.
+    # It is a config key in some families. None: source and target share a vocabulary.
     source_vocab_size: ClassVar[int | None] = None
     num_states = 2
-    # The width of the encoder's states, which come first in the encoder output; None: that of all
-    # of it.
+    # The width of the encoder's hidden states, which come first in the encoder output; None: the
+    # whole encoder output.
     source_width: ClassVar[int | None] = None
 
     def __call__(
@@ -529,7 +555,7 @@ class SequenceToSequence(SequenceDecoding, Model):
         *,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        """Returns the decoder's states before the output projection (B, T, M)."""
+        """Returns the decoder's hidden states before the output projection (B, T, M)."""
         source, target = (x if isinstance(x, Inputs) else Inputs(x) for x in (source, target))
         encoder_output = self.encode(source, train=train)
         return self.decode(
@@ -542,13 +568,13 @@ class SequenceToSequence(SequenceDecoding, Model):
 
     @takes_inputs
     def layers(self, source: Inputs) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
-        """Returns the embeddings of source tokens, and the encoder's last states."""
+        """Returns the embeddings of source tokens, and the encoder's last hidden states."""
         encoder_output = self.encode(source)
         return self.embedded(source.tokens), encoder_output[..., : self.source_width]
 
     @abc.abstractmethod
     def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S W"]:
-        """Encodes source tokens (B, S) to encoder_output (B, S, W)."""
+        """Returns the encoder output (B, S, W) of source tokens (B, S)."""
 
     @abc.abstractmethod
     def decode(
@@ -559,15 +585,15 @@ class SequenceToSequence(SequenceDecoding, Model):
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        """Returns the states (B, T, M) of target tokens (B, T) with encoder_output (B, S, W)."""
+        """Returns the hidden states (B, T, M) of target tokens (B, T), given an encoder output."""
 
     @abc.abstractmethod
     def flops(
         self, source_length: int, target_length: int, predictions: int | None = None
     ) -> float:
-        """Returns the FLOPs of a forward pass over one row with so many predicted positions.
+        """Returns the FLOPs of a forward pass over one row with `predictions` predicted positions.
 
-        None: all positions of the target.
+        None: all positions of the target are predicted.
         """
 
 
@@ -575,7 +601,7 @@ KINDS = (Encoder, Causal, SequenceToSequence)
 
 
 def check_class(cls: type, file: str) -> None:
-    """Raises UserError for a class that is of no kind, or that lacks a method of its kind."""
+    """Raises UserError for a class that has no kind or lacks a method of its kind."""
     if not issubclass(cls, KINDS):
         kinds = ", ".join(kind.__name__ for kind in KINDS)
         raise UserError(
@@ -590,7 +616,7 @@ def check_class(cls: type, file: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Encoder-decoders whose layers all have attention, and a key/value cache in decoding.
+# Encoder-decoders whose layers all have attention, with a KV cache in decoding.
 
 
 class CachedSequenceToSequence(SequenceToSequence):
@@ -610,7 +636,7 @@ class CachedSequenceToSequence(SequenceToSequence):
         mask: Mask,
         train: bool = False,
     ) -> Float[Array, "B S M"]:
-        """Returns the encoder_output of source tokens at `positions`; None: 0, 1, ..."""
+        """Returns the encoder output of source tokens at `positions`; None: 0, 1, ..."""
 
     @abc.abstractmethod
     def decoded(
@@ -624,9 +650,9 @@ class CachedSequenceToSequence(SequenceToSequence):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B T M"]:
-        """Returns the states of target tokens at `positions`, before the output projection.
+        """Returns the hidden states of target tokens at `positions`, before the output projection.
 
-        `decode` is the number of slots of the collection "cache"; 0: it is not used.
+        `decode` is the number of slots in the collection "cache"; 0: no cache is used.
         """
 
     @takes_inputs
@@ -672,7 +698,7 @@ class CachedSequenceToSequence(SequenceToSequence):
         )
 
     def layer_sizes(self) -> parameters.LayerSizes:
-        """Returns the sizes of a layer, for its FLOPs."""
+        """Returns the sizes of a layer, from which its FLOPs are computed."""
         return parameters.LayerSizes.of(self)
 
     def flops(
@@ -680,9 +706,9 @@ class CachedSequenceToSequence(SequenceToSequence):
     ) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
 
-        `predictions` is the number of predicted positions; None: all of the target's. Causal
-        attention counts half its square. Padding is counted; norms, softmax and embedding look-ups
-        are not.
+        `predictions` is the number of predicted positions; None: all positions of the target.
+        Causal attention counts only the pairs that it computes, about half of the square. Padding
+        is counted; normalization, softmax and embedding look-ups are not.
         """
         sizes = self.layer_sizes()
         encoder = sizes.layer(source_length, source_length**2)
@@ -695,11 +721,11 @@ class CachedSequenceToSequence(SequenceToSequence):
 
 
 # --------------------------------------------------------------------------------------------------
-# Causal models by their memory of the tokens so far: a key/value cache, or a recurrent state.
+# The two kinds of decoding state of causal models: a KV cache, or a recurrent state.
 
 
 class Cached(Causal):
-    """A causal model with a key/value cache. It defines `decoded` and the key `max_length`."""
+    """A causal model with a KV cache. It defines `decoded` and the key `max_length`."""
 
     can = frozenset({"attend", "cache"})
 
@@ -713,9 +739,9 @@ class Cached(Causal):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B L M"]:
-        """Returns the states of tokens at `positions`, before the output projection.
+        """Returns the hidden states of tokens at `positions`, before the output projection.
 
-        `decode` is the number of slots of the collection "cache"; 0: it is not used.
+        `decode` is the number of slots in the collection "cache"; 0: no cache is used.
         """
 
     @takes_inputs
@@ -729,9 +755,10 @@ class Cached(Causal):
     def cached(
         self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], slots: int
     ) -> Float[Array, "B L M"]:
-        """Reads tokens into the slots `positions` of a cache of so many `slots`.
+        """Returns the hidden states of tokens, and writes them to a cache with `slots` slots.
 
-        Returns the states. Raises UserError where the cache has too few or too many slots.
+        A token at position p is written to slot p. Raises UserError if there are too few or too
+        many slots.
         """
         if not tokens.shape[1] <= slots <= self.max_length:
             raise UserError(
@@ -743,13 +770,13 @@ class Cached(Causal):
 
 
 class Recurrent(Causal):
-    """A causal model that reads a row of any length into a state. It defines what follows.
+    """A causal model that reads a row of any length into a state of constant size.
 
-    `initial_carry(rows)` returns the state before the first token, a tree of arrays (rows, ...).
-    `advance(tokens, carry, *, restarts=None, filled=None, train=False)` reads tokens (B, L) and
-    returns (states (B, L, M), carry). Where `restarts` (B, L) is 1, a document begins: the state is
-    the initial one before that token. Where `filled` (B, L) is 0, the token is padding and leaves
-    the state as it is.
+    A family defines two methods. `initial_carry(rows)` returns the state before the first token, a
+    tree of arrays (rows, ...). `advance(tokens, carry, *, restarts=None, filled=None, train=False)`
+    reads tokens (B, L) and returns (hidden states (B, L, M), carry). Where `restarts` (B, L) is 1,
+    a new document starts, so the state is reset before that token. Where `filled` (B, L) is 0, the
+    token is padding and leaves the state unchanged.
     """
 
     can = frozenset({"carry"})
@@ -762,12 +789,14 @@ class Recurrent(Causal):
         if segments is not None:
             restarts = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
             filled = segments > 0
+        # The state is reset where the segment id changes, so that the examples of a packed row are
+        # independent, as they are under the mask of a model with attention.
         carry = self.initial_carry(len(inputs.tokens))
         return self.advance(inputs.tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
 
 # --------------------------------------------------------------------------------------------------
-# Encoders that write texts: a mask behind a text is filled, then the next (Dong et al. 2019).
+# Encoders that generate text: a mask after the text is filled, then the next (Dong et al. 2019).
 
 # The token types of the first and the second text of a row, by objective, as in the published code.
 TOKEN_TYPES = {
@@ -780,9 +809,9 @@ _NUM_TOKEN_TYPES = 6
 
 
 def token_types(objective: str, num_token_types: int) -> tuple[int, int]:
-    """Returns the token types of both texts in a model that has so many.
+    """Returns the token types of the first and the second text for an objective.
 
-    A model with fewer than six distinguishes no objectives.
+    A model with fewer than six token types does not distinguish objectives.
     """
     types = (0, 1) if num_token_types < _NUM_TOKEN_TYPES else TOKEN_TYPES[objective]
     first, second = (min(number, num_token_types - 1) for number in types)
@@ -790,12 +819,12 @@ def token_types(objective: str, num_token_types: int) -> tuple[int, int]:
 
 
 class UnifiedLM(Encoder):
-    """An encoder that also writes the target of a source (Dong et al. 2019, sections 2.3 and 2.5).
+    """An encoder that also generates the target of a source (Dong et al. 2019, sections 2.3, 2.5).
 
-    Both are one row. A token of the source sees the source; a token of the target sees the source
-    and the target up to its own place. The state of a mask behind them predicts the next token.
-    A family defines `_embed`, the stack `encoder`, and `hidden`, which heeds `ranks` and `private`
-    of its inputs.
+    Source and target are one row. A source token attends to the source, and a target token attends
+    to the source and to the target up to its own position. The hidden state of a mask that is
+    appended to them predicts the next token. A family defines `_embed`, the stack `encoder`, and a
+    `hidden` that supports `ranks` and `private` in its inputs.
     """
 
     can = frozenset({"attend", "fill", "write"})
@@ -803,11 +832,14 @@ class UnifiedLM(Encoder):
 
     @abc.abstractmethod
     def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
-        """Returns the inputs of the first layer."""
+        """Returns the inputs of the first layer (B, L, M)."""
 
     @takes_inputs
     def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S M"]:
-        """Returns the embeddings of sources. The layers read them in `begin`, with the masks."""
+        """Returns the embeddings of sources.
+
+        The layers run only in `begin`, where the masks are known and the KV cache is filled.
+        """
         first, _ = token_types("sequence_to_sequence", self.num_token_types)
         types = jnp.full_like(source.tokens, first)
         return self._embed(source.replace(token_types=types), train=train)
@@ -822,11 +854,11 @@ class UnifiedLM(Encoder):
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], GrowingRows]:
-        """Reads sources. Returns (the logits of the first target tokens, the state of decoding).
+        """Reads the sources. Returns (logits of the first target tokens, the decoding state).
 
-        `prompts` are masks, `encoder_output` is that of `encode`, and `segments` are 1 for the
-        tokens of a source and 0 for padding behind them. The parameters are those of
-        `for_decoding`. The number of `beams` is that of the tokens in `step`.
+        `prompts` are mask tokens, `encoder_output` comes from `encode`, and `segments` is 1 for
+        tokens of a source and 0 for the padding after them. The parameters must come from
+        `for_decoding`. `beams` is the number of tokens per input in `step`.
         """
         lengths = segments.sum(axis=1)
         slots = encoder_output.shape[1] + 1
@@ -841,17 +873,18 @@ class UnifiedLM(Encoder):
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
         cache = {"cache": state.cache["cache"]}
         read = jnp.concatenate([tokens.reshape(-1, 1), state.cache["masks"]], axis=1)
-        # The next token takes the slot of the mask, so that the cache holds no mask for long.
-        places = state.lengths.reshape(-1, 1) + jnp.arange(2)
-        # An input that is done may have no next slot.
-        places = jnp.minimum(places, state.slots - 1)
-        logits, new = self._written(params, cache, read, places, state.slots, method="_append")
+        # A token is written over the mask that predicted it, because the tokens that follow must
+        # attend to the token and not to the mask.
+        positions = state.lengths.reshape(-1, 1) + jnp.arange(2)
+        # An input that is finished may have no next slot.
+        positions = jnp.minimum(positions, state.slots - 1)
+        logits, new = self._written(params, cache, read, positions, state.slots, method="_append")
         state = state.replace(cache=state.cache | new, lengths=state.lengths + 1)
         return logits.reshape(*tokens.shape, -1), state
 
     @nn.nowrap
     def _written(self, params, cache: dict, *arguments, method: str):
-        """Returns (the logits of the states that a method returns, the collection "cache")."""
+        """Returns (the logits of the hidden states of `method`, the collection "cache")."""
         variables = {"params": params}
         states, new = self.apply(variables | cache, *arguments, method=method, mutable=["cache"])
         return self.apply(variables, states, method="logits"), new
@@ -862,41 +895,44 @@ class UnifiedLM(Encoder):
         encoder_output: Float[Array, "N S M"],
         lengths: Int[Array, " N"],
     ) -> Float[Array, "N M"]:
-        """Reads embedded sources and the masks behind them. Returns the states of the masks."""
-        rows, places = jnp.arange(len(encoder_output)), jnp.arange(encoder_output.shape[1] + 1)
+        """Reads embedded sources, each with a mask after it. Returns the masks' hidden states."""
+        rows, positions = jnp.arange(len(encoder_output)), jnp.arange(encoder_output.shape[1] + 1)
         x = jnp.pad(encoder_output, ((0, 0), (0, 1), (0, 0)))
+        # The mask follows the last token of its own source, not the padding.
         x = x.at[rows, lengths].set(self._embedded_target(masks, lengths[:, None])[:, 0])
-        slots = jnp.broadcast_to(places, (len(rows), len(places)))
+        slots = jnp.broadcast_to(positions, (len(rows), len(positions)))
         mask = Mask(causal=True, prefix=lengths, query_slots=slots)
-        return self.encoder(x, mask=mask, decode=len(places))[rows, lengths]
+        return self.encoder(x, mask=mask, decode=len(positions))[rows, lengths]
 
     def _append(
-        self, tokens: Int[Array, "N Q"], places: Int[Array, "N Q"], slots: int
+        self, tokens: Int[Array, "N Q"], positions: Int[Array, "N Q"], slots: int
     ) -> Float[Array, "N M"]:
-        """Reads target tokens and a mask at these places. Returns the states of the masks."""
-        mask = Mask(causal=True, query_slots=places)
-        return self.encoder(self._embedded_target(tokens, places), mask=mask, decode=slots)[:, -1]
+        """Reads target tokens and a mask at `positions`. Returns the masks' hidden states."""
+        mask = Mask(causal=True, query_slots=positions)
+        x = self._embedded_target(tokens, positions)
+        return self.encoder(x, mask=mask, decode=slots)[:, -1]
 
     def _embedded_target(
-        self, tokens: Int[Array, "N Q"], places: Int[Array, "N Q"]
+        self, tokens: Int[Array, "N Q"], positions: Int[Array, "N Q"]
     ) -> Float[Array, "N Q M"]:
+        """Returns the embeddings of target tokens, with the token type of the second text."""
         _, second = token_types("sequence_to_sequence", self.num_token_types)
         inputs = Inputs(
             tokens,
-            positions=jnp.minimum(places, self.max_length - 1),
+            positions=jnp.minimum(positions, self.max_length - 1),
             token_types=jnp.full_like(tokens, second),
         )
         return self._embed(inputs, train=False)
 
 
 # --------------------------------------------------------------------------------------------------
-# Encoders of images and of sound: their inputs are no tokens, and they have no vocabulary.
+# Encoders of images and of audio, whose inputs are not tokens and which have no vocabulary.
 
 
 class SignalEncoder(Encoder):
-    """Images or sound (B, ...) float32 -> states (B, L, M), each of which sees the whole row.
+    """Images or audio (B, ...) float32 -> hidden states (B, L, M) that depend on the whole row.
 
-    A family names in `modality` the field of `Inputs` that it reads.
+    A family sets `modality` to the field of `Inputs` that it reads.
     """
 
     vocab_size: ClassVar[int] = 0

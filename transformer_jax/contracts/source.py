@@ -1,7 +1,7 @@
-"""Data that is not text: records of bytes and numbers.
+"""The contract of data sources that are not text: records of bytes and numbers.
 
-A kind of data is one file of records/ with one subclass of `Source`. `config.source.name` is
-the name of the file, and the fields of the class are the keys of `config.source`.
+Each kind of data is a file in records/ with one subclass of `Source`. `config.source.name` is the
+name of the file, and the fields of the class are the keys of `config.source`.
 """
 
 import abc
@@ -20,27 +20,34 @@ from transformer_jax.data.store import Record
 
 @dataclasses.dataclass
 class Source(abc.ABC):
-    """The records of each split, "train", "valid" or "test". Equal keys give equal records."""
+    """The records of each split, "train", "valid" or "test".
+
+    Two sources with equal keys must give equal records, because records are cached by these keys.
+    """
 
     data: ConfigDict  # config.data
 
     @abc.abstractmethod
     def fingerprint(self, split: str) -> Any:
-        """Returns a description of the content of a split, for JSON; None for no such split."""
+        """Returns a JSON-compatible description of a split's content; None for no such split."""
 
     @abc.abstractmethod
     def read(self, split: str) -> Iterator[Record]:
-        """Yields the records of a split, in a fixed order. All have the same numbers by name."""
+        """Yields the records of a split in a fixed order.
+
+        The numbers of all records have the same names.
+        """
 
     def records(self, split: str) -> store.Records | None:
-        """Returns the records of a split, to be read at random; None for no such split.
+        """Returns the records of a split with random access; None if there is no such split.
 
-        They are read once and then kept in `config.data.cache`.
+        The source is read once, and its records are then kept in `config.data.cache`.
         """
         fingerprint = self.fingerprint(split)
         if fingerprint is None:
             return None
-        # A file outside the package has a module whose name changes with its content.
+        # The module of a file outside the package is named after a digest of its content, so that
+        # an edit of the file invalidates the cache.
         names = [field.name for field in dataclasses.fields(self) if field.name != "data"]
         own_keys = {name: getattr(self, name) for name in names}
         key = {
@@ -53,7 +60,7 @@ class Source(abc.ABC):
         )
 
     def files(self, split: str) -> tuple[str, ...] | None:
-        """Returns the files that `config.data.<split>_files` names; None where it names none.
+        """Returns the files that `config.data.<split>_files` matches; None where it is empty.
 
         Raises UserError where a file does not exist, or where no training files are named.
         """
@@ -68,10 +75,10 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass
 class ImageSource(Source):
-    """Records of images, with the numbers of SHAPE and "label".
+    """Records of images, with the numbers named in `SHAPE` and the number "label".
 
-    The label is the place of the class in `label_names`. The bytes are those of an image file, or
-    pixels uint8 (height, width, channels).
+    The label is the index of the class in `label_names`. The bytes of a record are an image file,
+    or the pixels as uint8 (height, width, channels).
     """
 
     # pixels of an image, at most: a file with more is an error before it is decoded

@@ -1,6 +1,7 @@
 """The contract between the training loop and a task: rows, loss and evaluations.
 
-The loop knows neither the model nor the data.
+The loop knows neither the model nor the data. It reaches both through the three classes below, so
+that a task can be added without a change to the loop.
 """
 
 import abc
@@ -21,13 +22,13 @@ Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as ble
 
 
 class EvaluationProgram(NamedTuple):
-    """A program of an evaluation during training, for an estimate of its memory.
+    """A compiled program that an evaluation runs during training, for an estimate of its memory.
 
     Attributes:
       lowered: the program, lowered for shapes.
-      held: the arrays on the devices beside the training state, shapes with shardings: those that
-        the program reads, and others that wait for it. Small ones may be left out.
-      remedy: a change of the config with which it needs less memory.
+      held: the shapes and shardings of the arrays that are on the devices beside the training state
+        while the program runs, whether it reads them or not. Small arrays may be left out.
+      remedy: a change to the config that lowers the memory the program needs.
     """
 
     lowered: jax.stages.Lowered
@@ -36,16 +37,19 @@ class EvaluationProgram(NamedTuple):
 
 
 class Context(NamedTuple):
-    """All that a loss depends on beside parameters and rows. By default that of an evaluation.
+    """Everything that a loss depends on besides the parameters and the rows.
+
+    The defaults are the values for an evaluation.
 
     Attributes:
-      rng: the key of dropout and other noise, one for each microbatch of each update; None in an
-        evaluation.
-      step: () int32, the number of the step, from 0; None in an evaluation.
-      carry: the rows' part of `initial_carry`'s tree; None where the task has none.
+      rng: the PRNG key of dropout and other noise, a different one for each microbatch of each
+        update; None in an evaluation.
+      step: () int32, the step number, from 0; None in an evaluation.
+      carry: the tree of `initial_carry`, restricted to these rows; None if the task has no carry.
       rate: () float32, the learning rate of `config.optimizer` at the update; 0 in an evaluation.
-      train: whether the loss is that of training, with dropout and label smoothing.
-      memory: for `experience` alone, as the step before left it; None where the task has none.
+      train: whether this is the training loss, with dropout and label smoothing.
+      memory: for `experience` only, the memory that the previous step returned; None if the task
+        has none.
     """
 
     rng: jax.Array | None = None
@@ -59,10 +63,15 @@ class Context(NamedTuple):
 class Loss(NamedTuple):
     """The loss of some rows.
 
+    Sums rather than means, because the denominators are known only for the whole global batch:
+    microbatches and devices hold different numbers of target tokens, so a mean of their means would
+    weight these tokens unequally.
+
     Attributes:
-      terms: {name: sum over the rows}. `coefficients` and `weights` have the same names.
-      metrics: sums and counts. "filled" is (target positions without padding, all of them).
-      carry: as in the context, after these rows.
+      terms: {name: sum over the rows}, with the same names as `coefficients` and `weights`.
+      metrics: sums and counts. "filled" is (the number of target positions that are not padding,
+        the number of all target positions).
+      carry: the carry after these rows, with the structure of `Context.carry`.
     """
 
     terms: dict[str, jax.Array]
@@ -72,13 +81,16 @@ class Loss(NamedTuple):
 
 class TrainRows(Protocol):
     def row_shape(self, step: int) -> int:
-        """Returns the number of the shape of update `step`'s rows, below `num_row_shapes`."""
+        """Returns the index of the shape of the rows of update `step`, below `num_row_shapes`."""
 
     def size(self, step: int) -> int:
         """Returns the number of rows of update `step`."""
 
     def batch(self, step: int, places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns the rows at `places` of the batch of update `step`."""
+        """Returns the rows at the indices `places` within the batch of update `step`.
+
+        A host asks only for the rows that its own devices read.
+        """
 
 
 class EvalRows(Protocol):
@@ -86,9 +98,10 @@ class EvalRows(Protocol):
         """Returns the number of batches of `batch` rows."""
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> dict[str, np.ndarray]:
-        """Returns the rows at `places` of the batch number `step` of `batch` rows.
+        """Returns the rows at the indices `places` within batch number `step` of `batch` rows.
 
-        Places beyond the last row hold rows of weight 0.
+        Indices beyond the last row give rows of weight 0, so that all batches have one shape and
+        the evaluation compiles once.
         """
 
 
@@ -98,103 +111,113 @@ class Rows(Protocol):
 
 
 class Objective(abc.ABC):
-    """What is trained, and on what: rows, their loss, and evaluations.
+    """What is trained, and on what: the rows, their loss, and the evaluations.
 
-    All methods are pure functions of their arguments. One that is not abstract is optional; here is
-    its default.
+    All methods are pure functions of their arguments. A method that is not abstract is optional,
+    and its default is defined here.
     """
 
     config: ConfigDict
-    coefficients: dict[str, float]  # factor of each loss term
-    # The number of shapes that rows have: one for each phase of a run, or for each bucket of
-    # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
+    coefficients: dict[str, float]  # the factor of each loss term
+    # The number of shapes that rows have: one for each phase of a run, or one for each length
+    # bucket. If the data decides the bucket of an update, shape 0 must have the longest rows.
     num_row_shapes: int = 1
     phase_steps: Sequence[int] | None = None  # updates of each phase; None: the run has one phase
     model: Any  # the Linen module
-    tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
-    reads_source: bool = False  # reads the records of `config.source`, else `config.data`
+    tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data is not text
+    reads_source: bool = False  # reads the records of `config.source` instead of `config.data`
     modality: Literal["tokens", "images", "sound"] = "tokens"  # of the inputs of config.model
-    # Whether the gradients of a batch are sums over its rows. Parts of the batch are then computed
-    # separately, and their gradients added.
+    # Whether the gradients of a batch are sums over its rows. If so, groups of rows are computed
+    # separately, and their gradients are reduced over the devices only once per update.
     sums_over_rows: bool = True
-    evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
-    # Optional: (params, texts) -> a figure of matplotlib, for `draw result`. `texts` are those
-    # of --text, or none. It shows the results of the run, such as the contacts of a protein.
+    evaluates_rows: bool = True  # whether the mean loss of `Rows.eval` is measured
+    # Optional: (params, texts) -> a matplotlib figure of the results of the run, such as the
+    # contacts of a protein, for `draw result`. `texts` are the values of --text, possibly none.
     result: Callable[[Params, Sequence[str]], Any] | None = None
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:
-        """Returns a description of the content of data and tokenizer, for JSON.
+        """Returns a JSON-compatible description of the content of the data and the tokenizer.
 
-        A run continues only with an equal fingerprint. The key "tokenizer" describes the tokenizer.
+        A run is resumed only if its fingerprint is unchanged, because it would otherwise continue
+        on other data without notice. The key "tokenizer" describes the tokenizer.
         """
 
     @abc.abstractmethod
     def batch_spec(self, row_shape: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes (rows, ...) of a batch of rows of that shape. Opens no file."""
+        """Returns the shapes (rows, ...) of a batch of rows of that shape.
+
+        Opens no file, so that a run can be planned on a machine without its data.
+        """
 
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Params:
-        """Returns initial parameters, boxed with their logical axes."""
+        """Returns the initial parameters, boxed with their logical axes."""
 
     @functools.cached_property
     def param_shapes(self) -> Params:
-        """The shapes and dtypes of `init`'s parameters, boxed alike. Computes nothing."""
+        """The shapes and dtypes of the parameters of `init`, boxed likewise. Computes nothing."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
     @abc.abstractmethod
     def rows(self) -> Rows:
-        """Returns the data. The first call builds it."""
+        """Returns the rows of all splits. The first call builds them."""
 
     @abc.abstractmethod
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the denominator of each loss term, summed over the whole global batch."""
+        """Returns the denominator of each loss term, summed over the whole global batch.
+
+        It depends on the batch alone, so that it is known before the first microbatch is computed.
+        """
 
     @abc.abstractmethod
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
-        """Returns the sums of the loss terms and the metrics over the rows of a batch."""
+        """Returns the loss terms and the metrics of a batch, as sums over its rows."""
 
     def initial_carry(self, rows: int) -> Any:
-        """Returns the carry of `rows` rows where their streams begin, arrays (rows, ...).
+        """Returns the carry of `rows` rows at the start of their streams, arrays (rows, ...).
 
-        A carry passes from each update to the next, and lies in the state. None: the task has none.
+        A carry is passed from each update to the next. It is part of the training state, and hence
+        of checkpoints. None: the task has no carry.
         """
         return None
 
     def group(self, path: tuple[str, ...]) -> str | None:
-        """Returns the group of the parameter at this path, which decides its optimizer.
+        """Returns the optimizer group of the parameter at this path.
 
-        "" is `config.optimizer` itself, a name one of `config.optimizer.groups`. None freezes the
-        parameter: no update changes it. The default is the model's group, and None for embeddings
-        that `config.train.freeze_vectors` freezes.
+        "" is `config.optimizer` itself, and any other name is one of `config.optimizer.groups`.
+        None freezes the parameter, so that no update changes it. The default is the model's group,
+        or None for embeddings that `config.train.freeze_vectors` freezes.
         """
         if self.config.train.freeze_vectors and "/".join(path) == self.model.word_table:
             return None
         return self.model.group(path) if self.config.optimizer.groups else ""
 
     def depth(self, path: tuple[str, ...]) -> int | None:
-        """Returns the place of a parameter's layer, for `config.optimizer.layer_decay`.
+        """Returns the depth of a parameter's layer, for `config.optimizer.layer_decay`.
 
-        The default is the model's: see `Model.depth`.
+        The default is the model's depth: see `Model.depth`.
         """
         return self.model.depth(path)
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
-        """Returns scores that follow from the mean metrics of the evaluation set `name`."""
+        """Returns scores computed from the mean metrics of the evaluation set `name`."""
         return {}
 
     def evaluations(self) -> Mapping[str, Evaluation]:
         """Returns further evaluations during training, by the name of the evaluation set.
 
-        They get the parameters as they are sharded in training, on all processes. Each process runs
-        the same programs in the same order, through `distributed.hosts.run`.
+        They are called on all processes, with the parameters as they are sharded in training. Each
+        process must run the same programs in the same order, through `distributed.hosts.run`,
+        because a program with collectives waits for all processes.
         """
         return {}
 
     def evaluation_programs(self, params: Params) -> Mapping[str, EvaluationProgram]:
         """Returns the programs of `evaluations` that need the most memory, by name.
 
-        `params` has the shapes, dtypes and shardings of the training state's. Opens no file.
+        `params` holds the shapes, dtypes and shardings of the parameters in the training state.
+        Opens no file.
         """
         return {}
 
@@ -204,7 +227,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def flops(self, row_shape: int) -> float:
-        """Returns the FLOPs of a step per row: forward and backward, padding included."""
+        """Returns the FLOPs of a step per row: forward and backward pass, padding included."""
 
     @abc.abstractmethod
     def positions(self, row_shape: int) -> int:
@@ -212,83 +235,93 @@ class Objective(abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# What the model learns from: rollouts that it writes itself, in the compiled step.
+# On-policy learning: the model learns from rollouts that it generates within the training step.
 
 
 class OnPolicy:
-    """The part of a task whose model learns from its own rollouts. By default there are none."""
+    """The part of a task that learns from rollouts of its own model. By default, there are none."""
 
-    # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
-    # of each epoch are shuffled.
+    # (epochs, minibatches) over the batch of a step, with one optimizer update per minibatch. The
+    # rows are shuffled in each epoch.
     passes: tuple[int, int] = (1, 1)
-    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole
-    # global batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
-    # rewards. The memory is for the experience of the next step.
+    # Optional: (params, batch, context) -> (batch, memory). It runs once per step, on the whole
+    # global batch. `weights` and `loss` receive the batch that it returns, such as rollouts with
+    # their rewards, and the experience of the next step receives the memory.
     experience: Callable[[Params, Batch, Context], tuple[Batch, Any]] | None = None
-    # Optional: (params, batch, context) -> rollouts, arrays (rows, ...), where the rewards are
-    # computed by Python. A step is then two compiled programs. The first one is this function. Each
-    # host calls `scored` with its rollouts. `experience` gets them all, with "rewards" (rows,).
+    # Optional: (params, batch, context) -> rollouts, arrays (rows, ...), for rewards that are
+    # computed in Python. A step then consists of two compiled programs, between which each host
+    # calls `scored` with its own rollouts, because a reward in plain Python can't be compiled. This
+    # function is the first program. In the second, `experience` receives all rollouts with
+    # "rewards" (rows,).
     rollouts: Callable[[Params, Batch, Context], Batch] | None = None
 
     def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns the rewards (rows,) of rollouts, for a task that has these. A pure function."""
+        """Returns the rewards (rows,) of rollouts, for a task that has `rollouts`.
+
+        It must be a pure function, so that a resumed run computes the same rewards again.
+        """
         raise NotImplementedError
 
     def initial_memory(self) -> Any:
-        """Returns what the first `experience` gets of the step before: a tree of small arrays.
+        """Returns the memory that the first `experience` receives: a tree of small arrays.
 
-        It lies in the state, whole on each device. None: the task has none.
+        The memory is part of the training state and replicated on all devices. None: the task has
+        no memory.
         """
         return None
 
 
 # --------------------------------------------------------------------------------------------------
-# What the model begins with: the runs before this one.
+# Warm starts: the earlier runs from which the parameters are initialized.
 
 
 class Pretrained:
-    """The part of a task that begins with earlier runs. By default, a run begins with none."""
+    """The part of a task that starts from earlier runs. By default, a run starts from none."""
 
     # config.model is that of the run in config.init_from, with the keys that the config changes
     takes_model: bool = False
     fine_tunes: bool = False  # puts a head of its own on that model
-    # A task whose checkpoints of Hugging Face hold the runs of this one, too: see huggingface/
+    # Another task as whose Hugging Face checkpoints the runs of this task are written: see
+    # huggingface/
     written_as: str = ""
-    # Parts of the parameters that the task puts on a model, such as "head". They are trained whole
-    # where `config.lora` trains adapters of the model.
+    # Parts of the parameters that the task adds to a model, such as "head". They are trained in
+    # full where `config.lora` trains adapters of the model, because they have no pre-trained values
+    # that an adapter could correct.
     heads: tuple[str, ...] = ()
-    # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
-    # are those of that run. config.task.teacher_model holds the keys of its config.model.
+    # Keys of config.task that name further runs, such as "teacher". The subtree "teacher" of the
+    # parameters then holds the parameters of that run, and config.task.teacher_model the keys of
+    # its config.model.
     other_runs: tuple[str, ...] = ()
     # Whether config.init_from must name a run, besides `other_runs`
     begins_with_run: bool = False
-    # Optional: params -> params. It runs before each evaluation, on all processes. It returns the
-    # parameters with those that are measured over data, not learned, such as a mean of outputs.
-    # These belong to `heads`, and no training loss may depend on them.
+    # Optional: params -> params. It runs before each evaluation, on all processes, and fills in the
+    # parameters that are measured over data instead of learned, such as a mean of outputs. These
+    # must belong to `heads`, and no training loss may depend on them.
     calibrated: Callable[[Params], Params] | None = None
 
     @classmethod
     def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
         """Returns the number of tokens that this task adds to the vocabulary of a run.
 
-        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
-        or continues (runs/spec.py). `config` has the model of that run.
+        It is called for tasks with `takes_model`. `earlier` is the record (runs/spec.py) of the run
+        that this run starts from or resumes, and `config` holds the model of that run.
         """
         return 0
 
     def merged(self, params: Params) -> Params:
-        """Returns the parameters that a use of the run reads, from those of a checkpoint.
+        """Returns the parameters with which a trained run is used, given those of a checkpoint.
 
-        They are the same, but for adapters, which are merged into their matrices. The parameters
-        are arrays on a mesh, and all processes call it.
+        They are the same, except that adapters are merged into their matrices. The parameters are
+        arrays on a mesh, and all processes call this method.
         """
         return params
 
 
 class Task(Pretrained, OnPolicy, Objective):
-    """A task of `config.task`: an objective, its rollouts, and the runs that it begins with.
+    """A task of `config.task`: an objective, its rollouts, and the runs that it starts from.
 
-    The training loop, evaluations and the programs know a task by these three alone.
+    The training loop, the evaluations and the programs use a task through these three contracts
+    only.
     """
 
     @classmethod
@@ -298,7 +331,7 @@ class Task(Pretrained, OnPolicy, Objective):
 
 
 def check_class(cls: type, file: str) -> None:
-    """Raises UserError for a class that is no task, or that lacks a method of the contract."""
+    """Raises UserError for a class that is not a task or lacks a method of the contract."""
     if not issubclass(cls, Task):
         raise UserError(
             f"{file}: the class {cls.__name__} must derive from BaseTask "

@@ -1,1 +1,1 @@
-"""Heads on pre-trained models, with their examples, batches and predictions."""
+"""Fine-tuning of a head on a pre-trained model: examples, batches, losses and predictions."""

@@ -1,4 +1,4 @@
-"""What the fine-tuning tasks share: encoder and head, batches, scores, predictions."""
+"""Shared by the fine-tuning tasks: encoder and head, batches, scores and predictions."""
 
 import abc
 import dataclasses
@@ -41,11 +41,11 @@ from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.progress import say, track
 
 # --------------------------------------------------------------------------------------------------
-# What a fine-tuning task defines.
+# The methods that a fine-tuning task defines.
 
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
-_MARKS_OF_CAUSAL = 3
+_NUM_CAUSAL_TOKENS = 3
 
 
 class Definition(abc.ABC):
@@ -54,47 +54,53 @@ class Definition(abc.ABC):
     takes_model = True
     fine_tunes = True
     evaluates_rows = False  # the loss is measured with the scores
-    summarises = True  # whether the head reads one vector a row, not one a token
+    summarises = True  # whether the head reads one vector per row instead of one per token
     source_only = False  # whether only the encoder of an encoder-decoder is used
     two_texts = False  # whether a row holds two texts
-    marks_texts = True  # whether marks stand around the texts in a causal model's rows
+    marks_texts = True  # whether a causal model's rows have special tokens around the texts
     rows_of_example = 1
     empty_details = {}  # the details of a prediction for an empty line
-    long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
+    long_lines = ("truncate", "skip", "refuse")  # what to do with too long a line; default first
 
     @property
     def num_global(self) -> int:
-        """The first tokens of a row that are global, in a model that has such: [CLS], or none."""
+        """The number of first tokens of a row with global attention, if the model supports it.
+
+        By default, this is [CLS] if the head reads it.
+        """
         return int(self.summarises)
 
     @classmethod
     def new_tokens(cls, config, earlier) -> int:
-        """As that of a task: the marks of a causal model's rows, where it has none yet."""
+        """Returns the number of special tokens that a causal model's rows need and it lacks.
+
+        A run with a head has them already.
+        """
         kind = named_class("model", config.model.name).kind
-        needs_marks = kind == "causal" and cls.marks_texts and not earlier.has_head
-        return _MARKS_OF_CAUSAL if needs_marks else 0
+        needs_tokens = kind == "causal" and cls.marks_texts and not earlier.has_head
+        return _NUM_CAUSAL_TOKENS if needs_tokens else 0
 
     @abc.abstractmethod
     def read(self, split: str):
-        """Returns the records of a split, re-iterable and with a fingerprint().
+        """Returns the records of a split, which are re-iterable and have a fingerprint().
 
-        Returns None where the run has no such split.
+        Returns None if the run has no such split.
         """
 
     @abc.abstractmethod
     def examples(self, records) -> list:
         """Returns the examples: texts as token ids, labels as numbers.
 
-        Raises UserError with file and line for a wrong record.
+        Raises UserError with file and line for an invalid record.
         """
 
     def count(self, split: str) -> int:
-        """Returns the number of labelled examples of a split."""
+        """Returns the number of labeled examples of a split."""
         return sum(1 for _ in self.read(split))
 
     @abc.abstractmethod
     def row(self, example) -> Row:
-        """Returns the arrays of an example, padded to the longest length."""
+        """Returns the arrays of an example, padded to `config.task.length`."""
 
     @abc.abstractmethod
     def num_tokens(self, example) -> int:
@@ -106,7 +112,7 @@ class Definition(abc.ABC):
 
     @abc.abstractmethod
     def head(self):
-        """Returns the Linen module on the encoder."""
+        """Returns the Linen module that reads the encoder's hidden states."""
 
     @abc.abstractmethod
     def objective(self, outputs, batch) -> tuple[jax.Array, jax.Array, dict]:
@@ -114,15 +120,15 @@ class Definition(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, examples, outputs) -> dict[str, float]:
-        """Returns the scores of a split from the head's outputs, an array for each example."""
+        """Returns the scores of a split, given the head's outputs, one array per example."""
 
     def details(self, examples, outputs) -> dict[str, dict]:
-        """Returns further results of `evaluate` for JSON, from the arguments of `scores`."""
+        """Returns further JSON results of `evaluate`. The arguments are those of `scores`."""
         return {}
 
     @abc.abstractmethod
     def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
-        """Returns the prediction for a line from its examples: a text, and details for JSON."""
+        """Returns the prediction for a line, given its examples: a text, and details for JSON."""
 
     @abc.abstractmethod
     def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
@@ -135,7 +141,8 @@ class Definition(abc.ABC):
 # --------------------------------------------------------------------------------------------------
 # The outputs of a task's head for examples, in batches.
 
-# The number of batches whose examples are sorted by length together.
+# The number of batches whose examples are sorted by length together. Sorting all examples would
+# save a little more padding, but the first outputs would then come only after the last batch.
 _SORTED_BATCHES = 64
 
 
@@ -143,7 +150,7 @@ _SORTED_BATCHES = 64
 class Outputs:
     """Computes the outputs of a task's head, `config.decode.batch` examples at a time.
 
-    The devices share the examples of a batch.
+    The examples of a batch are split over the devices.
     """
 
     task: Any
@@ -151,7 +158,7 @@ class Outputs:
     def __call__(
         self, params, examples: list, title: str, sums: np.ndarray | None = None
     ) -> Iterator[np.ndarray]:
-        """Yields the outputs (rows of an example, ...) of each example, in order.
+        """Yields the outputs (rows per example, ...) of each example, in order.
 
         Adds the summed loss and its count to `sums` (2,).
         """
@@ -172,7 +179,7 @@ class Outputs:
             yield from zip(numbers.tolist(), outputs)
 
     def program(self, params) -> EvaluationProgram:
-        """Returns the program of a batch of the longest examples, lowered for shapes `params`."""
+        """Returns the program for a batch of the longest examples, lowered for shapes `params`."""
         placement = Placement.of(params, self.task.config.mesh)
         batch_size = self.task.config.decode.batch
         rows = placement.rows(batch_size)
@@ -217,8 +224,7 @@ class FineTuning(Definition, Task):
     # updates whose examples are sorted by length together, so that batches hold less padding
     group_by_length: PositiveInt = 1
     head_dropout: Fraction = 0.1  # dropout before the head
-    # weight of the language model's loss beside the task's, for GPT (Radford et al. 2018, equation
-    # 5: 0.5)
+    # weight of an auxiliary language modeling loss, for GPT (Radford et al. 2018, equation 5: 0.5)
     lm_weight: NonNegativeFloat = 0.0
     frozen: bool = False  # train only the head
 
@@ -246,7 +252,7 @@ class FineTuning(Definition, Task):
             )
         if self.source_only:
             return tokenizers.source_of_run(self.tokenizer_folder, self.config.data, self.model)
-        # No tokenizer is trained, so there is no text for it.
+        # The tokenizer is never trained here, so the training text is empty.
         tokenizer = tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
@@ -254,11 +260,11 @@ class FineTuning(Definition, Task):
 
     @cached_property
     def marks(self) -> Marks:
-        """The special tokens of a row."""
+        """The special tokens around the texts of a row."""
         return self.encoder.marks(self.tokenizer)
 
     def _examples(self, split: str) -> list | None:
-        """Returns the examples of a split, encoded once; None where the run has no such split."""
+        """Returns the examples of a split, encoded once; None if the run has no such split."""
         if split not in self._examples_of_split:
             self._examples_of_split[split] = self._encoded_examples(split)
         return self._examples_of_split[split]
@@ -282,7 +288,7 @@ class FineTuning(Definition, Task):
         return types.SimpleNamespace(train=batches, eval={})
 
     def in_buckets(self, examples: list) -> predictions.Examples:
-        """Returns the examples with the lengths to which their rows may be cut."""
+        """Returns the examples with the bucket lengths to which their rows may be cut."""
         num_tokens = np.array([self.num_tokens(example) for example in examples])
         return predictions.Examples(examples, self.row, num_tokens, self.lengths, self.shapes)
 
@@ -314,11 +320,11 @@ class FineTuning(Definition, Task):
 
     @property
     def summary_width(self) -> int:
-        """The width of the vectors that the head reads."""
+        """The width of the vector that the head reads."""
         return self.model.d_model
 
     def summary(self, params, hidden, batch) -> jax.Array:
-        """Returns the vector of each row that the head reads, from its states (rows, L, M)."""
+        """Returns the vector of each row that the head reads, given hidden states (rows, L, M)."""
         return self.encoder.summary(params, hidden, batch)
 
     def weights(self, batch):
@@ -330,17 +336,18 @@ class FineTuning(Definition, Task):
     def counted(self, batch) -> jax.Array:
         """Returns an array that is not 0 where the task's loss has a term.
 
-        By default an example has one term, at its first row.
+        By default, each row that is not padding has one term.
         """
         return batch["segment_ids"][..., 0] > 0
 
     def outputs(self, params, batch, context: Context):
         """Returns (the head's outputs (rows, ...), the hidden states (rows, L, M)).
 
-        The arrays of the batch are (..., L); all axes but the last count rows.
+        The arrays of the batch are (..., L), and all axes but the last are flattened to rows.
         """
         batch = self._flat(batch)
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
+        # A frozen encoder has no dropout either: its hidden states are fixed features.
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         vector = self.summary(params, hidden, batch) if self.summarises else hidden
@@ -353,7 +360,7 @@ class FineTuning(Definition, Task):
         return outputs, hidden
 
     def _flat(self, batch) -> dict[str, jax.Array]:
-        """Returns the arrays of the rows (..., L) as (rows, L), with units of any shape."""
+        """Returns the arrays (..., L) reshaped to (rows, L), also for units that are arrays."""
         shapes = self.encoder.shapes(batch["segment_ids"].shape[-1])
         return {name: batch[name].reshape(-1, *shape) for name, shape in shapes.items()}
 
@@ -382,7 +389,7 @@ class FineTuning(Definition, Task):
         return {"scores": self._outputs.program(params)}
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes; a frozen encoder has none.
+        # A backward pass costs two forward passes. A frozen encoder has no backward pass.
         passes = 1 if self.frozen else 3
         row = self.encoder.flops(self.lengths[row_shape], self.lm_weight > 0)
         return passes * row * self.rows_of_example
@@ -395,7 +402,7 @@ class FineTuning(Definition, Task):
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss and the scores of a split.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         arguments.held_out(self.read, split, "files")
         examples, outputs, scores = self._evaluated(params, split)
@@ -405,7 +412,7 @@ class FineTuning(Definition, Task):
         return self._evaluated(params, "valid")[2]
 
     def _evaluated(self, params, split: str) -> tuple[list, list[np.ndarray], dict[str, float]]:
-        """Returns (the examples of a split, the head's outputs of each, loss and scores)."""
+        """Returns (the examples of a split, the head's outputs for each, loss and scores)."""
         examples = self._examples(split)
         sums = np.zeros(2)
         outputs = list(self._outputs(params, examples, f"evaluating {split} (batches)", sums))
@@ -421,11 +428,11 @@ class FineTuning(Definition, Task):
     ) -> Iterator[Prediction]:
         """Yields a prediction for each line, in order. `unlabelled` defines the form of a line.
 
-        An empty line has an empty prediction. `long` decides about a line longer than
-        `config.task.length`. "truncate" cuts it as in training; it is the default where a line has
-        one label. "split" reads it in parts; it is the default of tagging and of span, which
-        searches the whole context for an answer. "skip" leaves its prediction empty, "refuse"
-        raises UserError. A warning names the numbers of these lines. Raises UserError for a line of
+        An empty line has an empty prediction. `long` says what to do with a line longer than
+        `config.task.length`. "truncate" cuts it as in training, and is the default if a line has
+        one label. "split" reads it in parts, and is the default for tagging and for span, which
+        searches the whole context for an answer. "skip" leaves its prediction empty, and "refuse"
+        raises UserError. A warning lists the numbers of these lines. Raises UserError for a line of
         another form.
         """
         return self._predictions(params, lines, self, long)
@@ -433,7 +440,7 @@ class FineTuning(Definition, Task):
     def _predictions(
         self, params, lines: Iterable[str], reader: Reader, long: str | None
     ) -> Iterator[Prediction]:
-        """Yields the prediction that `reader` makes of each line."""
+        """Yields the prediction of `reader` for each line."""
         limit = f"config.task.length={self.length} tokens"
         treatment = LongLines(long or self.long_lines[0], self.long_lines, limit)
         lines = examples_of(arguments.as_texts(lines), reader.unlabelled, treatment)
@@ -447,17 +454,17 @@ class FineTuning(Definition, Task):
         return (self.encoder.stack,) if self.encoder.stack in self.model.attentions else ()
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """Returns the fine-tuned model's attention between a text's words; with `pieces`, tokens.
+        """Returns the fine-tuned model's attention between the words of a text.
 
-        Two texts are separated by a tab. Raises UserError for a text longer than
-        `config.model.max_length`.
+        With `pieces`, it is between tokens. Two texts are separated by a tab. Raises UserError for
+        a text longer than `config.model.max_length`.
         """
         texts = self.tokenizer.encode(text.split("\t")[:2])
         return self.encoder.attention(params, self.tokenizer, texts, pieces)
 
 
 def _check(task) -> None:
-    """Raises UserError for keys of `config.task` that do not suit the model or each other."""
+    """Raises UserError for keys of `config.task` that do not fit the model or each other."""
     _check_rows(task)
     _check_objective(task)
 
@@ -485,6 +492,6 @@ def _check_rows(task) -> None:
 def _check_objective(task) -> None:
     key = f"config.task.lm_weight={task.lm_weight}"
     if task.lm_weight and task.model.kind != "causal":
-        raise UserError(f"{key}: {task.config.model.name} is no language model; set it to 0")
+        raise UserError(f"{key}: {task.config.model.name} is not a language model; set it to 0")
     if task.lm_weight and task.frozen:
         raise UserError(f"{key}: a frozen model does not learn; set it to 0")

@@ -1,4 +1,4 @@
-"""A pre-trained model as an encoder of one text or of two texts."""
+"""A pre-trained model as an encoder of one text or of a pair of texts."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,33 +21,33 @@ from transformer_jax.pictures.attention_maps import Attended, Side, between
 
 
 class Marks(NamedTuple):
-    """Ids in front of the first text, between two texts, and behind the last text."""
+    """Special token ids before the first text, between two texts, and after the last text."""
 
     begin: tuple[int, ...]
     separator: tuple[int, ...]
     end: tuple[int, ...]
 
     def count(self, num_texts: int) -> int:
-        """Returns the number of marks in a row of one text or of two."""
+        """Returns the number of special tokens in a row of one text or of two."""
         return len(self.begin) + (num_texts - 1) * len(self.separator) + len(self.end)
 
     def second(self, first: list[int]) -> int:
-        """Returns the position at which the second text of a row begins."""
+        """Returns the position at which the second text of a row starts."""
         return len(self.begin) + len(first) + len(self.separator)
 
     def around(self, first: list[int], second: list[int] | None = None) -> list[int]:
-        """Returns the ids of a row."""
+        """Returns the token ids of a row, including the special tokens."""
         ids = [*self.begin, *first]
         return [*ids, *self.end] if second is None else [*ids, *self.separator, *second, *self.end]
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of texts, and the hidden states and summaries that a model has of them.
+# The rows of texts, and the hidden states and summary vectors that a model computes for them.
 #
 # The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
 # BART (Lewis et al. 2019, sections 3.1 and 3.2).
 
-# The marks of a row in a picture.
+# The names of the special tokens in a picture of attention.
 _NAMES = {
     "encoder": (["[CLS]"], ["[SEP]"], ["[SEP]"]),
     "causal": (["<start>"], ["<delimiter>"], ["<extract>"]),
@@ -58,21 +58,22 @@ _CLS_LAST = ([], ["[SEP]"], ["[SEP]", "[CLS]"])
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Rows, hidden states and summaries of a model.
+    """Rows, hidden states and summary vectors of a model. The texts of a row are A and B.
 
-    An Encoder's row is [CLS] A [SEP] B [SEP], or A [SEP] B [SEP] [CLS] where the model declares
-    `cls_last`. Its summary is the state of [CLS], pooled where the model can.
+    For an Encoder, a row is [CLS] A [SEP] B [SEP], or A [SEP] B [SEP] [CLS] if the model declares
+    `cls_last`. The summary is the hidden state of [CLS], pooled if the model has a pooler.
 
-    A Causal model's row is start A delimiter B extract; its summary is the state of extract. These
-    three tokens are the last ids of the model's vocabulary, which grows by them. Without
-    `marks_texts` it is A B, and the summary is the state of its last token.
+    For a Causal model, a row is start A delimiter B extract, and the summary is the hidden state of
+    extract, the only token that has read the whole row. These three tokens are the last ids of the
+    vocabulary, which grows by them. Without `marks_texts`, a row is A B, and the summary is the
+    hidden state of its last token.
 
-    A SequenceToSequence model's row is A and B framed as a text, <s> A </s></s> B </s>. Its encoder
-    and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
-    the decoder's; the summary is that of the last </s>. With `source_only`, its encoder alone reads
-    the row.
+    For a SequenceToSequence model, a row is <s> A </s></s> B </s>. The encoder and the decoder read
+    the same row, the decoder shifted by the tokenizer's `start_id`. The hidden states are the
+    decoder's, and the summary is the one of the last </s>. With `source_only`, only the encoder
+    reads the row.
 
-    The first `num_global` tokens of [CLS] A are global where the model has such.
+    The first `num_global` tokens of [CLS] A have global attention if the model supports it.
     """
 
     model: Any  # the Linen module
@@ -82,7 +83,7 @@ class Encoder:
 
     @property
     def bidirectional(self) -> bool:
-        """Whether each state has read the whole row."""
+        """Whether each hidden state depends on the whole row."""
         return self.model.kind != "causal"
 
     @property
@@ -106,7 +107,7 @@ class Encoder:
 
     @property
     def stack(self) -> str:
-        """The layers whose self-attention `attention` returns."""
+        """The name of the layers whose self-attention `attention` returns."""
         return "encoder" if self.bidirectional else "decoder"
 
     @property
@@ -122,13 +123,16 @@ class Encoder:
         return "pool" in self.model.can
 
     def head(self, features: int, dropout: float) -> Head:
-        """Returns the head on summaries. That of a decoder's states pools them by itself."""
+        """Returns a head that reads summaries.
+
+        For a decoder's hidden states, it has a pooling layer of its own, as in BART.
+        """
         return Head(features, dropout, self.bidirectional, pools=self._decodes)
 
     def marks(self, tokenizer) -> Marks:
         """Returns the special tokens of a row.
 
-        Raises UserError where the tokenizer does not have them.
+        Raises UserError if the tokenizer lacks them, or if the vocabulary has no room for them.
         """
         if self.model.kind == "causal":
             if not self.marks_texts:
@@ -139,33 +143,35 @@ class Encoder:
                     f"{tokenizer.vocab_size + 3}, the {tokenizer.vocab_size} tokens of the "
                     "tokenizer and start, delimiter and extract"
                 )
-            return Marks(*((self.model.vocab_size - place,) for place in (3, 2, 1)))
+            return Marks(*((self.model.vocab_size - offset,) for offset in (3, 2, 1)))
         begin, end = batching.text_frame(self.model, tokenizer)
+        # BERT separates two texts by one [SEP], RoBERTa and BART by two </s>.
         return Marks(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
     ) -> Row:
-        """Returns the arrays of texts that fit, with the shapes of `shapes`."""
+        """Returns the arrays of a row, with the shapes of `shapes`. The texts must fit."""
         marks = self.marks(tokenizer)
         ids = marks.around(first, second)
         if self._decodes:
+            # The decoder reads the same row shifted by one, as in BART's pre-training.
             other = [tokenizer.start_id, *ids[:-1]]
         else:
             is_second = np.arange(len(ids)) >= marks.second(first)
             other = (is_second & (second is not None)).astype(np.int32)
             if self.model.cls_last:
-                other[-1] = 2  # the type of neither text
+                other[-1] = 2  # XLNet's segment id of [CLS], which belongs to neither text
         arrays = (ids, other, np.ones(len(ids)))
         row = {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
         if self._has_global:
-            places = np.arange(self.num_global, dtype=np.int32)
-            is_global = places < len(marks.begin) + len(first)
-            row["global_positions"] = np.where(is_global, places, np.int32(-1))
+            positions = np.arange(self.num_global, dtype=np.int32)
+            is_global = positions < len(marks.begin) + len(first)
+            row["global_positions"] = np.where(is_global, positions, np.int32(-1))
         return row
 
     def init(self, rng, summary: bool, language_model: bool = False) -> dict:
-        """Returns the parameters that are used, without other heads of pre-training."""
+        """Returns the parameters that the task uses, without the heads of pre-training."""
 
         def used(model, inputs):
             hidden = model.hidden(*[inputs] * (2 if self._decodes else 1))
@@ -180,7 +186,7 @@ class Encoder:
         return Inputs(jnp.zeros((1, 8, *self.model.unit_shape), jnp.int32))
 
     def init_layers(self, rng) -> tuple[list[jax.Array], dict]:
-        """Returns (`layers` of a short row, the parameters that they need)."""
+        """Returns (the states of `layers` for a short row, the parameters that they need)."""
         states, variables = self.model.init_with_output(rng, self._blank, method="layers")
         return list(states), variables["params"]
 
@@ -198,11 +204,11 @@ class Encoder:
         )
 
     def layers(self, params, batch) -> list[jax.Array]:
-        """Returns the embeddings, and the states of the encoder's layers, (B, L, width) each."""
+        """Returns the embeddings and the states of the encoder's layers, (B, L, width) each."""
         return list(self.model.apply({"params": params}, self._inputs(batch), method="layers"))
 
     def _inputs(self, batch) -> Inputs:
-        """Returns what the model, or its encoder, reads of a batch."""
+        """Returns the inputs of the model, or of its encoder, for a batch."""
         return Inputs(
             batch["tokens"],
             segment_ids=batch["segment_ids"],
@@ -213,7 +219,7 @@ class Encoder:
     def attention(self, params, tokenizer, texts: list[list[int]], pieces: bool) -> Attended:
         """Returns the attention weights between the words of a row of one text or two texts.
 
-        With `pieces` they are between tokens. Raises UserError for a row longer than
+        With `pieces`, they are between tokens. Raises UserError for a row longer than
         `config.model.max_length`, and for a model without attention.
         """
         check_attends(self.model)
@@ -240,8 +246,9 @@ class Encoder:
         return side + end
 
     def summary(self, params, hidden, batch) -> jax.Array:
-        """Returns one vector for each row (B, M)."""
+        """Returns the summary vector of each row (B, M)."""
         if self.model.kind != "encoder" or self.model.cls_last:
+            # The last token that is not padding. A row that is padding only gives its first token.
             last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
             hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
         if self._pools:
@@ -257,12 +264,13 @@ class Encoder:
         states = jnp.where(filled, hidden.astype(jnp.float32), 0)
         mean = states.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
         highest = jnp.where(filled, states, -jnp.inf).max(axis=1)
-        highest = jnp.where(filled.any(axis=1), highest, 0)  # a row may be padding alone
+        # A row may be padding only, and its maximum, -inf, must not reach the head.
+        highest = jnp.where(filled.any(axis=1), highest, 0)
         summary = self.summary(params, hidden, batch).astype(jnp.float32)
         return jnp.concatenate([summary, highest, mean], axis=-1)
 
     def next_tokens(self, params, hidden, batch) -> jax.Array:
-        """Returns the language model's loss: the summed cross-entropy of the rows' tokens."""
+        """Returns the language modeling loss: the summed cross-entropy of the rows' next tokens."""
         output = self.model.apply({"params": params}, method="output")
         return output.cross_entropy(
             hidden[:, :-1],
@@ -271,8 +279,9 @@ class Encoder:
         )[0]
 
     def flops(self, length: int, language_model: bool) -> float:
-        """Returns the FLOPs of a forward pass over one row, with the language model's loss or
-        without.
+        """Returns the FLOPs of a forward pass over one row.
+
+        `language_model` says whether the language modeling loss is included.
         """
         predictions = length if language_model else 0
         lengths = (length, length if self._decodes else 0) if self._has_decoder else (length,)
@@ -281,5 +290,5 @@ class Encoder:
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
     """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
-    for_second = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
-    return first[: max_tokens - for_second], second[:for_second]
+    second_length = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
+    return first[: max_tokens - second_length], second[:second_length]

@@ -1,4 +1,4 @@
-"""Frozen states as the features of a recurrent head."""
+"""Feature-based fine-tuning: a recurrent head that reads the hidden states of a frozen encoder."""
 
 import abc
 import dataclasses
@@ -26,7 +26,7 @@ Name = Literal[
     "sum-all",
     "weighted",
 ]
-# The layers of each kind of features; layer 0 is the embeddings.
+# The layers of each kind of features. Layer 0 is the embeddings.
 _LAYERS = {
     "embeddings": slice(0, 1),
     "second-to-last": slice(-2, -1),
@@ -36,20 +36,20 @@ _LAYERS = {
     "sum-all": slice(1, None),
     "weighted": slice(0, None),
 }
-# Those of an encoder-decoder, which has the embeddings and the last states of its source alone.
-_OF_SOURCE = ("embeddings", "last", "concat-embeddings-last")
+# The features of an encoder-decoder, which returns only the embeddings and last states of a source.
+_SOURCE_FEATURES = ("embeddings", "last", "concat-embeddings-last")
 
 
 @dataclasses.dataclass
 class FeatureBased(FineTuning):
-    """A task whose head reads the states of a whole model, or of a frozen one.
+    """A task that trains the whole model, or an LSTM head on the hidden states of a frozen one.
 
-    The frozen states are those of an Encoder (Devlin et al. 2018, section 5.3; Peters et al. 2018,
-    section 3.2), or of the encoder of an encoder-decoder (McCann et al. 2017, section 4).
+    The frozen model is an Encoder (Devlin et al. 2018, section 5.3; Peters et al. 2018, section
+    3.2), or the encoder of an encoder-decoder (McCann et al. 2017, section 4).
     """
 
-    # states of a frozen encoder that an LSTM reads; "": none, the whole model is trained.
-    # weighted: all layers, with weights and a factor that the task learns, as in ELMo;
+    # hidden states of a frozen encoder that an LSTM reads; "": none, the whole model is trained.
+    # weighted: all layers, with weights and a scale that the task learns, as in ELMo;
     # concat-embeddings-last: as in CoVe
     features: Name = ""
     lstm_width: int = 768  # width of both directions together, in each of the two layers
@@ -69,10 +69,9 @@ class FeatureBased(FineTuning):
         key, name = f"config.task.features={self.features}", self.config.model.name
         if self.model.kind == "causal":
             raise UserError(f"{key}: needs the states of an encoder; {name} is a causal model")
-        if self.source_only and self.features not in _OF_SOURCE:
-            raise UserError(
-                f"{key}: must be one of {', '.join(_OF_SOURCE)} for the encoder-decoder {name}"
-            )
+        if self.source_only and self.features not in _SOURCE_FEATURES:
+            allowed = ", ".join(_SOURCE_FEATURES)
+            raise UserError(f"{key}: must be one of {allowed} for the encoder-decoder {name}")
         if self.features.endswith("four") and self.model.num_layers < 4:
             raise UserError(
                 f"{key}: needs 4 layers, but this model has {self.model.num_layers} layers"
@@ -85,7 +84,7 @@ class FeatureBased(FineTuning):
     @property
     @abc.abstractmethod
     def num_outputs(self) -> int:
-        """The number of outputs of the head, for each row or each token."""
+        """The number of outputs of the head, per row or per token."""
 
     def head(self):
         if self.features:
@@ -102,7 +101,7 @@ class FeatureBased(FineTuning):
         return Head(self.num_outputs, self.head_dropout, True)
 
     def _chosen(self, states: list[Float[Array, "B L _"]]) -> list[Float[Array, "B L _"]]:
-        """Returns the states that the head reads, of those of all layers."""
+        """Returns the hidden states that the head reads, given the states of all layers."""
         if self.features == "concat-embeddings-last":
             return [states[0], states[-1]]
         return states[_LAYERS[self.features]]
@@ -120,6 +119,7 @@ class FeatureBased(FineTuning):
         if not self.features:
             return super().outputs(params, batch, context)
         batch = self._flat(batch)
+        # No gradient flows into the frozen encoder, so that its backward pass is not compiled.
         states = jax.lax.stop_gradient(self.encoder.layers(params, batch))
         outputs = self.head().apply(
             {"params": params["head"]},

@@ -1,4 +1,4 @@
-"""Batches of rows of similar lengths, and predictions for lines, also with labels that are new."""
+"""Batches of rows of similar lengths, predictions for lines, and zero-shot classification."""
 
 import dataclasses
 import functools
@@ -15,18 +15,19 @@ from transformer_jax.data.rows import Row, TrainRows
 from transformer_jax.distributed import sharding
 
 # --------------------------------------------------------------------------------------------------
-# Batches whose rows end where their longest example does, so that less padding is computed.
+# Length buckets: the rows of a batch are cut to the bucket that fits the longest example, so that
+# less padding is computed.
 #
-# A bucket is a length to which rows are cut. Each bucket is another shape to compile.
+# There are few buckets, because the program is compiled for each of them.
 
-# Rows of more than two tiles are cut to whole tiles, which the fused attention kernels take.
+# Rows of more than two tiles are cut to whole tiles, because the fused attention kernels need them.
 _TILE = 128
-# Shorter rows are cut to multiples of this part of their length.
+# Shorter rows are cut to multiples of 1 / _PARTS of their length.
 _PARTS = 8
 
 
 def buckets(length: int) -> tuple[int, ...]:
-    """Returns the lengths to which rows of `length` tokens may be cut, the longest first."""
+    """Returns the lengths to which rows of `length` tokens may be cut, in descending order."""
     step = _TILE if length > 2 * _TILE else -(-length // _PARTS)
     return (length, *range((length - 1) // step * step, 0, -step))
 
@@ -34,7 +35,8 @@ def buckets(length: int) -> tuple[int, ...]:
 def lengths_on_mesh(mesh: Any, length: int) -> tuple[int, ...]:
     """Returns the `buckets` of rows on a mesh, `config.mesh`.
 
-    Where the mesh splits rows, only their full length is known to be divisible.
+    If the mesh splits rows along their length, the full length is the only bucket, because it is
+    the only one known to be divisible.
     """
     rows_are_split = any(mesh[axis] != 1 for axis in sharding.rules(mesh)["length"])
     return (length,) if rows_are_split else buckets(length)
@@ -42,23 +44,23 @@ def lengths_on_mesh(mesh: Any, length: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Examples whose rows are made on demand. A batch of rows is cut to the bucket it fits in."""
+    """Examples whose rows are made on demand. A batch of rows is cut to the bucket that fits it."""
 
     examples: Sequence[Any]
-    make_row: Callable[[Any], Row]  # of lengths[0] tokens
-    num_tokens: np.ndarray  # (examples,): without padding
-    lengths: tuple[int, ...]  # of the buckets, the longest first
-    shapes: Callable[[int], dict[str, tuple[int, ...]]]  # of a row's arrays, by its length
+    make_row: Callable[[Any], Row]  # returns a row of lengths[0] tokens
+    num_tokens: np.ndarray  # (examples,), without padding
+    lengths: tuple[int, ...]  # of the buckets, in descending order
+    shapes: Callable[[int], dict[str, tuple[int, ...]]]  # of a row's arrays, given its length
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        """Returns the longest rows of (number of an example, epoch), as a component does."""
+        """Returns the uncut rows of (index of an example, epoch), as a component does."""
         return [self.make_row(self.examples[number]) for number, _ in numbers]
 
     def bucket(self, numbers: Sequence[int]) -> int:
-        """Returns the number of the shortest of `lengths` in which these examples fit."""
+        """Returns the index of the shortest of `lengths` in which these examples fit."""
         longest = max(self.num_tokens[number] for number in numbers)
         return max(bucket for bucket, length in enumerate(self.lengths) if length >= longest)
 
@@ -72,10 +74,10 @@ class Examples:
         return {name: np.stack([row[name] for row in rows])[cuts[name]] for name in rows[0]}
 
     def batches(self, size: int, window: int) -> Iterator[tuple[np.ndarray, Row]]:
-        """Yields (numbers of the examples, rows) for batches of all examples.
+        """Yields (indices of the examples, rows) for batches of all examples.
 
-        The examples of `window` batches are sorted by length together. Rows of zeros fill up the
-        last batch.
+        The examples of `window` batches are sorted by length together. The last batch is padded
+        with rows of zeros.
         """
         for start in range(0, len(self), size * window):
             num_tokens = self.num_tokens[start : start + size * window]
@@ -88,7 +90,7 @@ class Examples:
 
 
 def _extended(array: np.ndarray, num_rows: int) -> np.ndarray:
-    """Returns the array with so many rows of zeros at its end."""
+    """Returns the array with `num_rows` rows of zeros appended."""
     return np.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
 
 
@@ -96,10 +98,11 @@ def _extended(array: np.ndarray, num_rows: int) -> np.ndarray:
 class Batches:
     """The training batches. `drawn` decides which examples an update has.
 
-    The examples of `group` updates are sorted by length together; then the batches are shuffled.
+    The examples of `group` updates are sorted by length together, and the batches are then
+    shuffled, so that the length of a batch says nothing about its position in training.
     """
 
-    drawn: TrainRows  # its one component is as long as `examples`
+    drawn: TrainRows  # its single component is as long as `examples`
     examples: Examples
     group: int
 
@@ -115,7 +118,8 @@ class Batches:
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         numbers = self._numbers(step)
-        chosen = [numbers[place] for place in places]
+        chosen = [numbers[index] for index in places]
+        # The bucket is that of the whole batch, so that all hosts compile the same shape.
         return self.examples.stack(chosen, self.examples.bucket(numbers))
 
     def _numbers(self, step: int) -> np.ndarray:
@@ -123,7 +127,7 @@ class Batches:
 
     @functools.cached_property
     def _group(self) -> Callable[[int], list[np.ndarray]]:
-        """The examples of each update of a group. The last groups are cached."""
+        """The function of a group to the examples of each of its updates. It has a small cache."""
         return functools.lru_cache(maxsize=4)(self._sorted)
 
     def _sorted(self, group: int) -> list[np.ndarray]:
@@ -134,16 +138,16 @@ class Batches:
         numbers = np.concatenate(drawn)
         numbers = numbers[np.argsort(self.examples.num_tokens[numbers], kind="stable")]
         order = np.random.default_rng((self.drawn.seed, group)).permutation(self.group)
-        parts = np.split(numbers, np.cumsum([len(drawn[place]) for place in order])[:-1])
+        parts = np.split(numbers, np.cumsum([len(drawn[index]) for index in order])[:-1])
         return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
 
     def _drawn(self, step: int) -> np.ndarray:
-        places = range(self.size(step))
-        return np.array([number for _, number, _ in self.drawn.numbers(step, places)])
+        indices = range(self.size(step))
+        return np.array([number for _, number, _ in self.drawn.numbers(step, indices)])
 
 
 # --------------------------------------------------------------------------------------------------
-# Predictions for lines of text: their form, and the examples of the lines.
+# Predictions for lines of text.
 
 
 class Unlabelled(NamedTuple):
@@ -155,11 +159,11 @@ class Unlabelled(NamedTuple):
 
 class Prediction(NamedTuple):
     text: str  # a label, tags, an answer or a number
-    details: dict  # for JSON: the same with probabilities
+    details: dict  # for JSON: the prediction with its probabilities
 
 
 class Reader(Protocol):
-    """The form of a line, and the prediction for it: a fine-tuning task, or another use of one."""
+    """Parses lines and makes predictions: a fine-tuning task, or another use of one."""
 
     empty_details: dict  # the details of a prediction for an empty line
 
@@ -185,29 +189,31 @@ def examples_of(lines: Iterable[str], unlabelled: Callable, treatment: LongLines
 
 
 def prediction_of(examples: list, outputs: Iterator[np.ndarray], reader: Reader) -> Prediction:
-    """Returns the prediction for a line from its examples and the next outputs."""
+    """Returns the prediction for a line, given its examples. Takes the next outputs."""
     if not examples:
         return Prediction("", {"text": "", **reader.empty_details})
     return Prediction(*reader.prediction(examples, [next(outputs) for _ in examples]))
 
 
 # --------------------------------------------------------------------------------------------------
-# Zero-shot classification by textual inference (Yin et al. 2019, section 4.2).
+# Zero-shot classification by textual entailment (Yin et al. 2019, section 4.2).
 #
-# The text is a premise, and each label makes a hypothesis, such as "This example is about music.".
-# A classifier of pairs that knows entailment decides between labels that it was not trained on.
+# The text is the premise, and each label gives a hypothesis, such as "This example is about
+# music.". A classifier of pairs that was trained on entailment can then choose between labels that
+# it has never seen.
 
-# With several labels for a text, those above this probability are predicted.
+# With several labels per text, those above this probability are predicted.
 _THRESHOLD = 0.5
 
 
 class ZeroShot:
-    """The examples and the predictions of lines, for `labels` outside the training.
+    """Zero-shot classification: predictions for lines with `labels` that were not trained on.
 
-    The label of a line has the largest softmax of the entailment logits over all labels. With
-    `multi_label`, or for a single label, each label has a softmax of its own, over contradiction
-    and entailment. A classifier of two classes has its other class in place of contradiction.
-    Raises UserError for a classifier or labels with which this is impossible.
+    The label of a line is the one with the largest entailment logit, and its probability is a
+    softmax over the labels. With `multi_label`, or for a single label, each label has a softmax of
+    its own, over contradiction and entailment. A classifier of two classes uses its other class
+    instead of contradiction. Raises UserError for a classifier or labels with which this is
+    impossible.
     """
 
     def __init__(self, task: Any, labels: Iterable[str], template: str, multi_label: bool):
@@ -236,7 +242,7 @@ class ZeroShot:
                 )
 
     def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
-        """Returns an example for each label of each line. The premise alone is cut."""
+        """Returns an example for each label of each line. Only the premise is cut."""
         premises = self._task.tokenizer.encode([line for _, line in lines]) if lines else []
         rooms = [self._max_tokens - len(ids) for ids in self._hypotheses]
         return [
@@ -250,7 +256,7 @@ class ZeroShot:
     def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
         """Returns the label, or labels separated by commas, and all probabilities, largest first.
 
-        Labels of equal probability stand in the order in which they were given.
+        Labels of equal probability keep the order in which they were given.
         """
         logits = np.stack(outputs).sum(axis=1)[:, self._classes]
         axis = 1 if self.multi_label else 0
@@ -271,7 +277,7 @@ class ZeroShot:
 def _classes(names: list[str], multi_label: bool) -> list[int]:
     """Returns the classes whose logits are read: entailment, and with `multi_label` its opposite.
 
-    Raises UserError where `names` lack one of them.
+    Raises UserError if `names` lacks one of them.
     """
     entailment = _class(names, "entail")
     if not multi_label:
@@ -279,12 +285,12 @@ def _classes(names: list[str], multi_label: bool) -> list[int]:
     return [entailment, 1 - entailment if len(names) == 2 else _class(names, "contradict")]
 
 
-def _class(names: list[str], beginning: str) -> int:
-    """Returns the number of the class whose name begins so, in any case."""
-    for number, name in enumerate(names):
-        if name.lower().startswith(beginning):
-            return number
+def _class(names: list[str], prefix: str) -> int:
+    """Returns the index of the class whose name starts with `prefix`, in any case."""
+    for index, name in enumerate(names):
+        if name.lower().startswith(prefix):
+            return index
     raise UserError(
-        f"config.task.labels={tuple(names)}: none begins with {beginning!r}, as a classifier of "
+        f"config.task.labels={tuple(names)}: none begins with {prefix!r}, as a classifier of "
         "inference needs; take a run whose labels are named so (the id2label of a checkpoint)"
     )

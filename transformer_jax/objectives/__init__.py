@@ -1,1 +1,1 @@
-"""What the objectives of several tasks share, by what they read."""
+"""Base classes and losses that several tasks share, one module per kind of data."""

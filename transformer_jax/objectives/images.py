@@ -1,4 +1,4 @@
-"""Code that the tasks of images share: the view of an image, and its augmentation."""
+"""Shared by the tasks on images: how an image is cropped, resized and augmented."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from transformer_jax.objectives import rollouts
 from transformer_jax.objectives.texts import SourceTask
 
 _MOST_MAGNITUDE = 10
-_SHOWN = 8  # images of a picture
+_SHOWN = 8  # images in a figure
 
 
 @dataclasses.dataclass
@@ -30,16 +30,17 @@ class ImageTask(SourceTask):
 
     modality = "images"
 
-    # the part of a training image that is read: the square in its centre, or a random crop
+    # the part of a training image that is read: the square in its center, or a random crop
     crop: Literal["centre", "random"] = "centre"
-    # of a random crop: least and largest share of the area of the image
+    # smallest and largest area of a random crop, as a share of the area of the image
     crop_area: tuple = (0.08, 1.0)
     flip: bool = False  # mirror half of the training images
     shift: NonNegativeInt = 0  # most pixels by which a training image is moved, in each direction
     # (number of random operations on a training image, their magnitude from 0 to 10), as in
     # RandAugment; (): none
     rand_augment: tuple = ()
-    # shorter side of an evaluated image, of which the centre is read; None: the model's image_size
+    # shorter side to which an evaluated image is resized before its center is read; None: the
+    # model's image_size
     resize: int | None = None
 
     coefficients = {"loss": 1.0}
@@ -81,13 +82,13 @@ class ImageTask(SourceTask):
 
     @cached_property
     def view(self) -> View:
-        """The view of an image without augmentation."""
+        """How an image is cropped and resized, without augmentation."""
         side = self.model.image_size
         max_pixels = self.source.max_pixels
         return View(side, self.model.channels, max_pixels, self.resize or side)
 
     def view_of(self, split: str) -> View:
-        """Returns the view of the images of a split: that of training augments them."""
+        """Returns the view of a split's images, which includes augmentation for training."""
         if split != "train":
             return self.view
         return dataclasses.replace(
@@ -101,7 +102,7 @@ class ImageTask(SourceTask):
 
     @property
     def philox_key(self) -> np.ndarray:
-        """The key of the rows' random choices."""
+        """The key of the random choices in a row, such as crops."""
         return rows.philox_key((self.config.data.seed, 0, 0))
 
     def split_rows(self, split: str) -> rows.Component | None:
@@ -109,7 +110,7 @@ class ImageTask(SourceTask):
         return None if records is None else self.images_of(split, records)
 
     def images_of(self, split: str, records: store.Records) -> rows.Component:
-        """Returns the rows of the records of a split."""
+        """Returns the rows of a split's records."""
         return ImageRows(records, self.view_of(split), self.philox_key)
 
     def component(self, records: store.Records) -> rows.Component:
@@ -137,11 +138,11 @@ class ImageTask(SourceTask):
     # use
 
     def model_params(self, params: Params) -> Params:
-        """Returns the parameters of the model, without the heads that the task puts on it."""
+        """Returns the parameters of the model, without the heads that the task adds."""
         return {name: tree for name, tree in params.items() if name not in self.heads}
 
     def shown(self, paths: Sequence[str]) -> np.ndarray:
-        """Returns images uint8 (N, S, S, C): those of files, or the first held-out ones.
+        """Returns images uint8 (N, S, S, C) from files, by default the first held-out images.
 
         Without held-out images, they are the first training images.
         """
@@ -156,13 +157,14 @@ class ImageTask(SourceTask):
     def rollout(self, params: Params, images: np.ndarray) -> np.ndarray:
         """Returns the attention rollout of images uint8 (N, S, S, C): maps float32 (N, G, G).
 
-        A map holds the share of each patch in the last state that a head reads, or in the mean of
-        those of the patches. The shares of an image sum to 1. Raises UserError for a model whose
-        layers have no attention weights.
+        A map holds the share of each patch in the final hidden state that a head reads: the class
+        token's, or the mean over the patches. The shares of an image sum to 1. Raises UserError for
+        a model whose layers have no attention weights.
         """
         if "encoder" not in self.model.attentions:
             raise UserError(f"config.model.name={self.config.model.name!r} has no attention")
-        of_model = self.model_params(params)
-        weights = [weights_in(self.model, of_model, "encoder", image[None]) for image in images]
+        own = self.model_params(params)
+        # One image at a time: the attention weights of all layers and heads are materialized.
+        weights = [weights_in(self.model, own, "encoder", image[None]) for image in images]
         pools_class = self.model.pool == "class"
         return np.stack([rollouts.patch_shares(each, pools_class) for each in weights])

@@ -1,4 +1,4 @@
-"""What the tasks on preferences share: examples, losses of pairs, and reward models."""
+"""Shared by the tasks on preferences: examples, pairwise losses, and reward models."""
 
 import dataclasses
 from typing import Annotated, Any, NamedTuple
@@ -24,14 +24,14 @@ from transformer_jax.layers.embeddings import RewardHead
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# The examples, which have a row for each completion, and the losses of pairs of completions.
+# Examples, which have a row for each completion, and losses of pairs of completions.
 
 
 @dataclasses.dataclass
 class PreferenceTask:
-    """The examples of a task on preferences. An example has a row for each completion.
+    """The examples of a task on preferences, with a row for each completion.
 
-    The task defines `room`, the most tokens of a prompt and a completion together.
+    The task defines `room`, the largest number of tokens of a prompt and a completion together.
     """
 
     # most completions of a prompt in the data, from 2 to 9
@@ -44,7 +44,10 @@ class PreferenceTask:
         return chat.open_preferences(self.config.data, split)
 
     def examples(self, records) -> list[Example]:
-        """Returns the rankings as ids. Raises UserError for more completions than rows."""
+        """Returns the rankings as token ids.
+
+        Raises UserError for a prompt with more than `config.task.completions` completions.
+        """
         records = list(records)
         for record in records:
             if len(record.completions) > self.completions:
@@ -59,10 +62,10 @@ class PreferenceTask:
         return [example._replace(label=record.label) for example, record in zip(examples, records)]
 
     def encoded(self, texts: list[tuple[Prompt, tuple[str, ...]]]) -> list[Example]:
-        """Returns prompts with completions as ids.
+        """Returns prompts with their completions as token ids.
 
-        A language model's completion has its end token. The marks of another model stand in its
-        rows.
+        For a language model, a completion includes its end token. For any other model, `row` adds
+        the special tokens.
         """
         end = (end_id(self.tokenizer),) if self.model.kind == "causal" else ()
         prompts = prompt_ids(self.tokenizer, [prompt for prompt, _ in texts], self._started)
@@ -85,20 +88,20 @@ class PreferenceTask:
 
 
 def num_tokens(example: Example) -> int:
-    """Returns the tokens of the prompt and the longest completion of an example."""
+    """Returns the number of tokens of an example's prompt and its longest completion together."""
     return len(example.prompt) + max(map(len, example.completions))
 
 
 def padded_rows(rows: list[dict], count: int) -> dict[str, np.ndarray]:
-    """Returns the arrays (count, ...) of the rows of an example, and rows of zeros behind them."""
+    """Returns the arrays (count, ...) of the rows of an example, padded with rows of zeros."""
     missing = [jax.tree.map(np.zeros_like, rows[0])] * (count - len(rows))
     return {name: np.stack([row[name] for row in (*rows, *missing)]) for name in rows[0]}
 
 
 class Pairs(NamedTuple):
-    """All pairs of the completions of B prompts, P for each."""
+    """All P pairs of completions of each of B prompts."""
 
-    differences: Float[Array, "B P"]  # of the better completion's value and the worse one's
+    differences: Float[Array, "B P"]  # the better completion's value minus the worse one's
     filled: Bool[Array, "B P"]  # whether both completions exist
 
     @classmethod
@@ -113,16 +116,17 @@ class Pairs(NamedTuple):
         return self.filled.sum(dtype=jnp.int32)
 
     def prompt_means(self, losses: Float[Array, "B P"]) -> Float[Array, " B"]:
-        """Returns the mean of the pairs' losses for each prompt, 0 where it has no pairs.
+        """Returns the mean of the pairs' losses for each prompt, 0 for a prompt without pairs.
 
-        All pairs of a prompt are in one update, and each prompt counts once (Ouyang et al. 2022,
-        equation 1).
+        All pairs of a prompt are in one update, and each prompt has the same weight (Ouyang et al.
+        2022, equation 1). Pairs that are shuffled one by one make a reward model overfit, because a
+        completion is then learned from several times in an epoch (section 3.5 there).
         """
         sums = jnp.where(self.filled, losses, 0.0).sum(axis=1)
         return sums / jnp.maximum(self.filled.sum(axis=1), 1)
 
     def metrics(self) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Returns the share of pairs in the right order, and the mean difference."""
+        """Returns the share of pairs that are ordered correctly, and the mean difference."""
         is_right = (self.differences > 0) & self.filled
         margins = jnp.where(self.filled, self.differences, 0.0).sum()
         return {
@@ -136,7 +140,7 @@ def bradley_terry(
 ) -> Float[Array, "B P"]:
     """Returns the cross-entropy of preferences whose log-odds are `differences`.
 
-    `preferred` is the probability of the better one. Where it is 1, the loss is
+    `preferred` is the probability that the better completion is preferred. If it is 1, the loss is
     -log sigmoid(difference) (Bradley & Terry 1952; Ouyang et al. 2022, equation 1).
     """
     right, wrong = jax.nn.log_sigmoid(differences), jax.nn.log_sigmoid(-differences)
@@ -144,7 +148,7 @@ def bradley_terry(
 
 
 # --------------------------------------------------------------------------------------------------
-# Reward models: the rewards of texts, and the initial parameters of such a model.
+# Reward models: the rewards of texts, and the initial parameters.
 
 
 def rewards(
@@ -152,9 +156,9 @@ def rewards(
 ) -> Float[Array, " B"]:
     """Returns the normalized rewards of texts (B,) float32, for a task that learns from them.
 
-    `model` is the Causal model of a run of the task "reward", and `params` are the run's
-    parameters. A text is the first `lengths` of its `tokens`, a prompt and a completion with its
-    end token. No dropout is applied.
+    `model` is the Causal model of a run of the task "reward", and `params` are the parameters of
+    that run. A text is a prompt and a completion with its end token, the first `lengths` of its
+    `tokens`. No dropout is applied.
     """
     encoder = Encoder(model, marks_texts=False)
     segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
@@ -166,7 +170,7 @@ def rewards(
 
 
 def init_reward(model: Any, rng: jax.Array) -> dict:
-    """Returns initial parameters for `rewards`, boxed with their logical axes."""
+    """Returns the initial parameters of `rewards`, boxed with their logical axes."""
     encoder = Encoder(model, marks_texts=False)
     head_key, encoder_key = jax.random.split(rng)
     head = RewardHead(encoder.head(1, 0.0)).init(head_key, jnp.zeros((1, model.d_model)))

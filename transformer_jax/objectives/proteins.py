@@ -1,4 +1,4 @@
-"""What the tasks of proteins share: rows of one protein each, and the alphabet."""
+"""Shared by the tasks on proteins: rows of one protein each, and the alphabet of residues."""
 
 import dataclasses
 from functools import cached_property
@@ -16,7 +16,7 @@ from transformer_jax.objectives.texts import SourceTask, check_row_length
 class ProteinTask(ContactsUse, EncoderUse, SourceTask):
     """A task whose rows are <cls> residues <eos>: one protein, or a part of a longer one."""
 
-    length: int = 1024  # tokens of a row, with those in front of and behind the protein
+    length: int = 1024  # tokens of a row, including <cls> and <eos>
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -24,7 +24,7 @@ class ProteinTask(ContactsUse, EncoderUse, SourceTask):
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The alphabet."""
+        """The alphabet of residues, as a tokenizer."""
         folder, data = self.tokenizer_folder, self.config.data
         return tokenizers.residues_of_run(folder, data, self.model.vocab_size)
 

@@ -1,6 +1,6 @@
-"""What the on-policy tasks share: answers, prompts, advantages, losses and rewards.
+"""Shared by the on-policy RL tasks: rollouts, prompts, advantages, losses and rewards.
 
-The last section, attention rollout, belongs to tasks on images.
+The last section, attention rollout, is for the tasks on images.
 """
 
 import dataclasses
@@ -34,17 +34,18 @@ from transformer_jax.objectives.texts import Continued
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Answers that a causal model writes within a compiled step, to learn from them.
+# Rollouts: completions that a causal model samples within a compiled step, in order to learn from
+# them.
 
 
 class Answers(NamedTuple):
-    """B answers behind their prompts, of up to T tokens each.
+    """B prompts with their completions of up to T tokens each.
 
     Attributes:
-      ids: (B, P + T) int32, the tokens of prompt and answer, the end of the answer included.
+      ids: (B, P + T) int32, the tokens of prompt and completion, including the end token.
       begins: (B,) int32, the number of tokens of each prompt.
-      lengths: (B,) int32, that of prompt and answer together.
-      ended: (B,) bool, whether the answer has an end. Others stop at the limit.
+      lengths: (B,) int32, the number of tokens of prompt and completion together.
+      ended: (B,) bool, whether the completion has an end token. Otherwise it stopped at the limit.
     """
 
     ids: Int[Array, "B L"]
@@ -54,45 +55,51 @@ class Answers(NamedTuple):
 
     @classmethod
     def of(cls, batch: dict[str, Array]) -> "Answers":
-        """Returns the answers whose arrays a batch holds by name, beside others."""
+        """Returns the completions whose arrays a batch holds by name, among others."""
         return cls(*(batch[name] for name in cls._fields))
 
     def filled(self, size: int) -> Bool[Array, "B T"]:
-        """Returns which of `size` places of each answer have a token."""
+        """Returns which of the first `size` positions of each completion have a token."""
         return jnp.arange(size) < (self.lengths - self.begins)[:, None]
 
     def tokens(self, size: int) -> Int[Array, "B T"]:
-        """Returns the tokens of the answers alone, then zeros."""
-        places = jnp.minimum(self._places(size), self.ids.shape[1] - 1)
-        tokens = jnp.take_along_axis(self.ids, places, axis=1)
+        """Returns the tokens of the completions without the prompts, padded with zeros."""
+        # Indices beyond the row are clipped, because a gather would fill them with NaN. They are
+        # beyond the completion, too, so what they read is masked.
+        positions = jnp.minimum(self._positions(size), self.ids.shape[1] - 1)
+        tokens = jnp.take_along_axis(self.ids, positions, axis=1)
         return jnp.where(self.filled(size), tokens, 0)
 
     def states(self, hidden: Float[Array, "B L M"], size: int) -> Float[Array, "B T M"]:
-        """Returns the states of rows that predict the tokens of the answers."""
-        places = jnp.minimum(self._places(size) - 1, hidden.shape[1] - 1)
-        return jnp.take_along_axis(hidden, places[..., None], axis=1)
+        """Returns the hidden states that predict the tokens of the completions.
 
-    def _places(self, size: int) -> Int[Array, "B T"]:
+        Each token is predicted at the position before its own.
+        """
+        positions = jnp.minimum(self._positions(size) - 1, hidden.shape[1] - 1)
+        return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+    def _positions(self, size: int) -> Int[Array, "B T"]:
         return self.begins[:, None] + jnp.arange(size)
 
 
 class Writer(NamedTuple):
-    """How answers are written: by the cached generation of `generate`, on the mesh of the step.
+    """Samples completions by the cached generation of `generate`, on the mesh of the step.
 
-    The parameters are those of training, whatever their sharding.
+    The parameters are those of training, with whatever sharding they have.
     """
 
     model: Any  # the Linen module
     how: Sampling
-    max_tokens: int  # of an answer, its end included
+    max_tokens: int  # of a completion, including its end token
     eos_id: int
 
     def __call__(
         self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], key: Key[Array, ""]
     ) -> Answers:
-        """Returns an answer to each prompt. `lengths` (B,) are the tokens of the prompts.
+        """Returns a completion of each prompt. `lengths` (B,) are the numbers of prompt tokens.
 
-        The randomness of row j comes from fold_in(key, j).
+        The randomness of row j comes from fold_in(key, j), so that it depends neither on the size
+        of the batch nor on its distribution over devices.
         """
         batch, length = prompts.shape
         slots = length + self.max_tokens
@@ -104,6 +111,8 @@ class Writer(NamedTuple):
         texts = Texts(ids, lengths, jnp.zeros(batch, bool), None, logits, state)
 
         def step(state, tokens):
+            # Sharded parameters are gathered in each step of the loop. Otherwise XLA would move the
+            # gathers out of the loop, and hold all parameters whole on each device.
             return self.model.step(*sharding.gather_after(params, state), tokens)
 
         steps = jnp.int32(self.max_tokens)
@@ -111,38 +120,38 @@ class Writer(NamedTuple):
         return self._with_ends(texts, fixed)
 
     def _with_ends(self, texts: Texts, fixed: Fixed) -> Answers:
-        """Returns the answers with their end tokens. A text at its limit has none."""
+        """Returns the completions with their end tokens. A text at its limit has no end token."""
         ended = texts.lengths < fixed.limits
-        places = jnp.arange(texts.ids.shape[1])
-        is_end = (places == texts.lengths[:, None]) & ended[:, None]
-        # Behind the end of a prompt there may be padding that no token has replaced.
-        is_text = places < texts.lengths[:, None]
+        positions = jnp.arange(texts.ids.shape[1])
+        is_end = (positions == texts.lengths[:, None]) & ended[:, None]
+        # The padding after a prompt may not have been overwritten completely.
+        is_text = positions < texts.lengths[:, None]
         ids = jnp.where(is_end, self.eos_id, jnp.where(is_text, texts.ids, 0))
-        begins = fixed.limits - self.max_tokens
-        return Answers(ids, begins, texts.lengths + ended, ended)
+        prompt_lengths = fixed.limits - self.max_tokens
+        return Answers(ids, prompt_lengths, texts.lengths + ended, ended)
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks that write answers to prompts: their prompts, and the answers in a compiled step.
+# Tasks that sample completions of prompts: the data, and the rollouts in a compiled step.
 
 
 @dataclasses.dataclass
 class Prompted(Continued):
-    """A language model that writes answers to the prompts of `config.data`.
+    """A task whose language model samples completions of the prompts of `config.data`.
 
     A row of a batch is a prompt: `prompts` (P,) and `prompt_lengths` (), int32.
     """
 
-    prompt_length: PositiveInt = 64  # most tokens of a prompt; a longer one loses its beginning
-    max_tokens: PositiveInt = 32  # most tokens of an answer, its end included
+    prompt_length: PositiveInt = 64  # most tokens of a prompt; a longer one loses its first tokens
+    max_tokens: PositiveInt = 32  # most tokens of a completion, including its end token
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
 
     evaluates_rows = False
-    num_answers = 1  # to each prompt
+    num_answers = 1  # completions of each prompt
 
     @property
     def length(self) -> int:
-        """The tokens of a row: a prompt and its answer."""
+        """The number of tokens of a row: a prompt and its completion."""
         return self.prompt_length + self.max_tokens
 
     # data
@@ -151,7 +160,7 @@ class Prompted(Continued):
         return chat.open_prompts(self.config.data, split)
 
     def prompt_rows(self, split: str) -> PromptRows | None:
-        """Returns the prompts of a split; None where `config.data` names none."""
+        """Returns the prompts of a split; None if `config.data` names none."""
         texts = self.read(split)
         if texts is None:
             return None
@@ -169,9 +178,9 @@ class Prompted(Continued):
         valid = self.prompt_rows("valid")  # raises its errors before training
         train = self.prompt_rows("train")
         if train is None:
-            raise UserError("config.data.train_files is missing: the prompts of the answers")
+            raise UserError("config.data.train_files is missing: the prompts to be completed")
         drawn = train_rows([train], self.config.train, self.config.data.seed)
-        # The loss of an answer needs the experience of a step, so no mean loss is evaluated.
+        # The loss of a completion needs the experience of a step, so no mean loss is evaluated.
         return types.SimpleNamespace(train=drawn, eval={}, valid=valid)
 
     def rows(self):
@@ -180,43 +189,47 @@ class Prompted(Continued):
     def batch_spec(self, row_shape: int = 0):
         return self.int32_spec({"prompts": (self.prompt_length,), "prompt_lengths": ()})
 
-    # answers
+    # completions
 
     @cached_property
     def end_id(self) -> int:
-        """The token that ends an answer; 0 in a run that is only planned, without a tokenizer."""
+        """The token that ends a completion; 0 in a run that is only planned without a tokenizer."""
         return chat_rows.end_id(self.tokenizer) if self.has_tokenizer else 0
 
     def written(self, params: Params, batch: Batch, key: jax.Array) -> Batch:
-        """Returns the arrays of `Answers` to the prompts of a batch, `num_answers` to each."""
+        """Samples `num_answers` completions of each prompt of a batch.
+
+        Returns the arrays of `Answers` by name. The completions of a prompt are consecutive rows.
+        """
         prompts, lengths = (
             jnp.repeat(batch[name], self.num_answers, axis=0)
             for name in ("prompts", "prompt_lengths")
         )
         how = Sampling(temperature=self.temperature)
         write = Writer(self.model, how, self.max_tokens, self.end_id)
-        apart = self.heads + self.other_runs  # what the model does not read
-        own = {name: tree for name, tree in params.items() if name not in apart}
+        others = self.heads + self.other_runs  # subtrees that are not parameters of the model
+        own = {name: tree for name, tree in params.items() if name not in others}
         return write(own, prompts, lengths, key)._asdict()
 
     def texts_of(self, answers: Answers) -> tuple[list[str], list[str]]:
-        """Returns the texts of prompts and of their answers, from arrays on the host."""
+        """Returns the texts of the prompts and of their completions, given arrays on the host."""
         ends = answers.lengths - answers.ended
         rows = [*zip(answers.ids.tolist(), answers.begins, ends)]
-        prompts = [ids[:begin] for ids, begin, _ in rows]
+        prompts = [ids[:start] for ids, start, _ in rows]
         return self.tokenizer.decode(prompts), self.tokenizer.decode(
-            [ids[begin:end] for ids, begin, end in rows]
+            [ids[start:end] for ids, start, end in rows]
         )
 
 
 # --------------------------------------------------------------------------------------------------
-# Advantages of answers, and the losses of policies and values that learn from them.
+# Advantages of completions, and the losses of the policy and of the value function.
 #
-# Arrays (B, T) belong to the T first tokens of B answers. `filled` says which tokens exist: the
-# first ones of each answer.
+# Arrays (B, T) belong to the first T tokens of B completions. `filled` says which of these tokens
+# exist: completions differ in length, and are padded at their ends.
 
 _SMALL = 1e-8  # added to variances
-_SMALL_DEVIATION = 1e-4  # added to the deviations of groups
+# Added to the standard deviation of a group, which is 0 if all its rewards are equal.
+_SMALL_DEVIATION = 1e-4
 
 
 def generalized_advantages(
@@ -229,7 +242,7 @@ def generalized_advantages(
 ) -> Float[Array, "B T"]:
     """Returns generalized advantage estimates (Schulman et al. 2015, equation 16).
 
-    The value behind the last token of an answer is 0. `discount` is gamma and `decay` lambda.
+    The value after the last token of a completion is 0. `discount` is gamma and `decay` lambda.
     """
     rewards, values = (jnp.where(filled, x, 0.0) for x in (rewards, values))
     following = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
@@ -247,7 +260,7 @@ def generalized_advantages(
 def whitened(
     x: Float[Array, "B T"], filled: Bool[Array, "B T"], *, shifts_mean: bool = True
 ) -> Float[Array, "B T"]:
-    """Returns numbers with variance 1 over all tokens, and mean 0 or the mean of `x`."""
+    """Returns `x` scaled to variance 1 over all tokens, with mean 0 or, else, the mean of `x`."""
     count = jnp.maximum(filled.sum(), 1)
     mean = jnp.where(filled, x, 0.0).sum() / count
     variance = jnp.where(filled, jnp.square(x - mean), 0.0).sum() / count
@@ -258,10 +271,10 @@ def whitened(
 def group_advantages(
     rewards: Float[Array, "B G"], *, divides_by_deviation: bool = True
 ) -> Float[Array, "B G"]:
-    """Returns the rewards of G answers to each prompt, less their mean.
+    """Returns the rewards of G completions of each prompt, minus their mean.
 
     The differences are divided by the standard deviation of the group (Shao et al. 2024, section
-    4.1.2), or stay as they are (Liu et al. 2025, section 3.2).
+    4.1.2), or left as they are (Liu et al. 2025, section 3.2).
     """
     advantages = rewards - rewards.mean(axis=1, keepdims=True)
     if divides_by_deviation:
@@ -274,7 +287,8 @@ def clipped_policy_loss(
 ) -> Float[Array, "B T"]:
     """Returns the negative clipped objective of tokens (Schulman et al. 2017, equation 7).
 
-    `log_ratios` are log-probabilities less those of the policy that wrote the answers.
+    `log_ratios` are the log-probabilities by the policy minus those by the policy that sampled the
+    completions.
     """
     ratios = jnp.exp(log_ratios)
     clipped = jnp.clip(ratios, 1 - clip, 1 + clip)
@@ -287,9 +301,9 @@ def clipped_value_loss(
     returns: Float[Array, "B T"],
     clip: float,
 ) -> Float[Array, "B T"]:
-    """Returns half of the larger squared error, of the values and of the values near the old ones.
+    """Returns half of the larger squared error, of the values and of the clipped values.
 
-    Values are cut to a distance of `clip` from `old_values`, as in the code of Ziegler et al. 2019.
+    Values are clipped to within `clip` of `old_values`, as in the code of Ziegler et al. 2019.
     """
     near = old_values + jnp.clip(values - old_values, -clip, clip)
     return 0.5 * jnp.maximum(jnp.square(values - returns), jnp.square(near - returns))
@@ -298,8 +312,8 @@ def clipped_value_loss(
 def divergence_estimates(log_ratios: Float[Array, "B T"]) -> Float[Array, "B T"]:
     """Returns estimates of the divergence from a reference (Shao et al. 2024, equation 4).
 
-    `log_ratios` are the log-probabilities of the reference less those of the policy. An estimate is
-    not negative, and its mean over tokens of the policy is the divergence KL(policy, reference).
+    `log_ratios` are the log-probabilities by the reference minus those by the policy. The estimate
+    is never negative, and its mean over tokens sampled by the policy is KL(policy, reference).
     """
     return jnp.expm1(log_ratios) - log_ratios
 
@@ -311,43 +325,48 @@ def adapted_coefficient(
     target: float,
     horizon: float,
 ) -> Float[Array, ""]:
-    """Returns the coefficient of the penalty after a batch (Ziegler et al. 2019, section 2.2).
+    """Returns the coefficient of the KL penalty after a batch (Ziegler et al. 2019, section 2.2).
 
-    It grows where the divergence is above its target, and falls where it is below. The change is
-    the relative error, at most 0.2, divided by `horizon`, a number of batches.
+    It is a proportional controller: the coefficient grows while the divergence is above its target,
+    and falls while it is below. The relative change is the relative error, clipped to 0.2, divided
+    by `horizon`, a number of batches.
     """
     error = jnp.clip(divergence / target - 1, -0.2, 0.2)
     return coefficient * (1 + error / horizon)
 
 
 # --------------------------------------------------------------------------------------------------
-# The base class of the on-policy tasks, whose model learns from the rewards of its own answers.
+# The base class of the on-policy tasks, whose model learns from the rewards of its own completions.
 
-_SHOWN = 3  # answers that an evaluation prints
+_SHOWN = 3  # completions that an evaluation prints
 
 
 @dataclasses.dataclass
 class Policy(Prompted):
-    """A language model as a policy: its answers to prompts, their rewards, and a frozen reference.
+    """A language model as a policy: completions of prompts, rewards, and a frozen reference.
 
-    The policy is the model of `config.model`, without dropout. Below "reference" and "reward" are
-    the frozen parameters of the runs that it stays close to and is rewarded by. A subclass defines
-    what is learned from answers.
+    The policy is the model of `config.model`. It is trained without dropout, because the
+    probability ratio of a token would otherwise be that of two different dropout masks. The
+    subtrees "reference" and "reward" of the parameters are frozen: they belong to the run from
+    which the policy must not diverge, and to the run of the reward model. A subclass defines the
+    loss.
     """
 
-    # the reward of an answer without its end, whatever it says; None: that of the reward model
+    # reward of a completion without its end token, whatever its text; None: as by the reward model
     unfinished_reward: float | None = None
     clip: PositiveFloat = 0.2  # most change of a token's probability, as a ratio, that is rewarded
-    minibatches: PositiveInt = 1  # updates in a pass over the answers of a step
+    minibatches: PositiveInt = 1  # updates in a pass over the completions of a step
     reference: str = ""  # the run that the policy stays close to, usually that of config.init_from
     reward: str = ""  # the run of a reward model
-    # keys of config.model of these two, ((key, value), ...); the runs give their own
+    # keys of the reference's config.model, ((key, value), ...); the run in config.task.reference
+    # gives its own
     reference_model: tuple = ()
+    # keys of the reward model's config.model; the run in config.task.reward gives its own
     reward_model: tuple = ()
 
     other_runs = ("reference", "reward")
-    # Optional: (prompt, answer) -> number, a pure function in a subclass, in place of a reward
-    # model. A resumed run computes the same rewards again.
+    # Optional: (prompt, completion) -> number, defined by a subclass in place of a reward model. It
+    # must be a pure function, so that a resumed run computes the same rewards again.
     reward_of: ClassVar[Callable[[str, str], float] | None] = None
 
     def __init_subclass__(cls, **options):
@@ -364,11 +383,11 @@ class Policy(Prompted):
         self._check()
 
     def _built(self, keys: tuple):
-        """Returns the model of another run; None where the config names no such run."""
+        """Returns the model of another run; None if the config names no such run."""
         return build_model(ConfigDict({"model": dict(keys)})) if keys else None
 
     def _check(self) -> None:
-        """Raises UserError for models and keys that do not suit each other."""
+        """Raises UserError for models and keys that do not go together."""
         models = {"task.reference": self._reference, "task.reward": self._reward}
         if self.reward_of is not None:
             del models["task.reward"]
@@ -378,8 +397,8 @@ class Policy(Prompted):
         for key, model in {"model.name": self.model, **models}.items():
             if model.kind != "causal":
                 raise UserError(
-                    f"config.{key}: {type(model).__name__} is no language model; answers are "
-                    "written and rewarded by causal models"
+                    f"config.{key}: {type(model).__name__} is not a language model; completions "
+                    "are sampled and rewarded by causal models"
                 )
             if self.length > model.window:
                 raise UserError(
@@ -390,14 +409,14 @@ class Policy(Prompted):
         for batch in filter(None, (self.config.train.batch, self.config.train.first_batch)):
             if batch * self.num_answers % self._num_parts:
                 raise UserError(
-                    f"config.train.batch={batch}: its {batch * self.num_answers} answers can't be "
-                    f"divided into config.task.minibatches={self.minibatches} x "
+                    f"config.train.batch={batch}: its {batch * self.num_answers} completions "
+                    f"can't be divided into config.task.minibatches={self.minibatches} x "
                     f"config.train.accumulation={self.config.train.accumulation} parts"
                 )
 
     @property
     def _num_parts(self) -> int:
-        """The parts of a step's answers that are computed one after the other."""
+        """The number of parts of a step's completions that are computed one after the other."""
         return self.minibatches * self.config.train.accumulation
 
     # parameters
@@ -416,79 +435,88 @@ class Policy(Prompted):
     def group(self, path):
         return None if path[0] in self.other_runs else super().group(path)
 
-    # answers
+    # completions
 
     def rewarded(self, params: Params, batch: Batch) -> Float[Array, " B"]:
-        """Returns the rewards of answers by the reward model."""
-        answers = Answers.of(batch)
-        rewards = preferences.rewards(self._reward, params["reward"], answers.ids, answers.lengths)
+        """Returns the rewards that the reward model gives to completions."""
+        completions = Answers.of(batch)
+        rewards = preferences.rewards(
+            self._reward, params["reward"], completions.ids, completions.lengths
+        )
         if self.unfinished_reward is None:
             return rewards
-        return jnp.where(answers.ended, rewards, self.unfinished_reward)
+        return jnp.where(completions.ended, rewards, self.unfinished_reward)
 
     def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns the rewards of answers by `reward_of`. Raises UserError for what is no number."""
-        answers = Answers.of(rollouts)
-        rows = zip(answers.begins, *self.texts_of(answers))
-        # A row that fills up the last batch of an evaluation has no prompt.
+        """Returns the rewards that `reward_of` gives to completions.
+
+        Raises UserError for a reward that is not a finite number.
+        """
+        completions = Answers.of(rollouts)
+        rows = zip(completions.begins, *self.texts_of(completions))
+        # A row that only pads the last batch of an evaluation has no prompt.
         rewards = np.array([self._score(*texts) if n else 0.0 for n, *texts in rows], np.float32)
         if self.unfinished_reward is None:
             return rewards
-        return np.where(answers.ended, rewards, np.float32(self.unfinished_reward))
+        return np.where(completions.ended, rewards, np.float32(self.unfinished_reward))
 
-    def _score(self, prompt: str, answer: str) -> float:
-        value = self.reward_of(prompt, answer)
+    def _score(self, prompt: str, completion: str) -> float:
+        value = self.reward_of(prompt, completion)
         is_number = isinstance(value, numbers.Real) and math.isfinite(value)
         if not is_number:
             raise UserError(
-                f"config.task.name={self.config.task.name}: reward_of({prompt!r}, {answer!r}) is "
-                f"{value!r}; must be a finite number"
+                f"config.task.name={self.config.task.name}: reward_of({prompt!r}, {completion!r}) "
+                f"is {value!r}; must be a finite number"
             )
         return value
 
     def answered(self, params: Params, batch: Batch, context: Context) -> Batch:
-        """Returns the answers to the prompts of a step, with their rewards."""
-        if "rewards" in batch:  # by `scored`
+        """Returns completions of the prompts of a step, with their rewards."""
+        if "rewards" in batch:  # the rollouts have been sampled, and scored by `scored`
             return {name: batch[name] for name in (*Answers._fields, "rewards")}
-        answers = self.written(params, batch, context.rng)
-        return answers | {"rewards": self.rewarded(params, answers)}
+        completions = self.written(params, batch, context.rng)
+        return completions | {"rewards": self.rewarded(params, completions)}
 
     def _rollouts(self, params: Params, batch: Batch, context: Context) -> Batch:
-        """Returns answers to the prompts of a batch, and its other arrays."""
+        """Returns completions of the prompts of a batch, and the batch's other arrays."""
         others = {name: x for name, x in batch.items() if not name.startswith("prompt")}
         return self.written(params, batch, context.rng) | others
 
     def policy_states(self, params: Params, answers: Answers) -> Float[Array, "B T M"]:
-        """Returns the states of the policy that predict the tokens of answers."""
+        """Returns the hidden states of the policy that predict the tokens of completions."""
         return self._states(self.model, params, answers)
 
     def policy_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
-        """Returns the log-probabilities of the tokens of answers, by the policy as it is."""
-        answers = Answers.of(batch)
-        states = self.policy_states(params, answers)
-        return self.log_probs_of_states(self.model, params, states, answers)
+        """Returns the log-probabilities of completion tokens by the policy."""
+        completions = Answers.of(batch)
+        states = self.policy_states(params, completions)
+        return self.log_probs_of_states(self.model, params, states, completions)
 
     def reference_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
-        """Returns those by the reference."""
-        answers, params = Answers.of(batch), params["reference"]
-        states = self._states(self._reference, params, answers)
-        return self.log_probs_of_states(self._reference, params, states, answers)
+        """Returns the log-probabilities of completion tokens by the reference."""
+        completions, params = Answers.of(batch), params["reference"]
+        states = self._states(self._reference, params, completions)
+        return self.log_probs_of_states(self._reference, params, states, completions)
 
-    def _states(self, model, params, answers: Answers) -> Float[Array, "B T M"]:
-        hidden = model.apply({"params": params}, Inputs(answers.ids[:, :-1]), method="hidden")
-        return answers.states(hidden, self.max_tokens)
+    def _states(self, model, params, completions: Answers) -> Float[Array, "B T M"]:
+        hidden = model.apply({"params": params}, Inputs(completions.ids[:, :-1]), method="hidden")
+        return completions.states(hidden, self.max_tokens)
 
     def log_probs_of_states(self, model, params, states, answers: Answers) -> Float[Array, "B T"]:
-        """Returns the log-probabilities of answers from the states that predict them."""
+        """Returns the log-probabilities of completion tokens, given the states that predict them.
+
+        They are at the sampling temperature, because the policy that samples is the tempered one.
+        """
         output = model.apply({"params": params}, method="output").tempered(self.temperature)
         log_probs = output.label_log_probs(states, answers.tokens(self.max_tokens))
         return jnp.where(answers.filled(self.max_tokens), log_probs, 0.0)
 
     def in_parts(self, measure: Callable[[Batch], Batch], batch: Batch) -> Batch:
-        """Returns measure(batch), computed in parts of the size that the loss gets.
+        """Returns measure(batch), computed in parts as large as those that the loss receives.
 
-        So the log-probabilities of a step's answers have the rounding of the loss, and the ratio of
-        probabilities is exactly 1 in its first update. No more is in memory than in the loss.
+        Then the log-probabilities of a step's completions are rounded as in the loss, so that the
+        probability ratio is exactly 1 in the first update. It also needs no more memory than the
+        loss.
         """
         if self._num_parts == 1:
             return measure(batch)
@@ -501,13 +529,13 @@ class Policy(Prompted):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), measured)
 
     def measures(self, batch: Batch) -> metrics.Metrics:
-        """Returns means over answers: reward, divergence, length, share with an end.
+        """Returns means over completions: reward, divergence, length, share with an end token.
 
-        "entropy" is an estimate, the mean of -log p over the tokens that the policy drew.
+        "entropy" is an estimate, the mean of -log p over the tokens that the policy sampled.
         """
-        answers = Answers.of(batch)
-        exists = answers.begins > 0  # not in the rows that fill up the last batch of an evaluation
-        filled = answers.filled(self.max_tokens) & exists[:, None]
+        completions = Answers.of(batch)
+        exists = completions.begins > 0  # false in rows that only pad an evaluation's last batch
+        filled = completions.filled(self.max_tokens) & exists[:, None]
         count, num_tokens = (x.sum(dtype=jnp.int32) for x in (exists, filled))
         log_ratios = batch["old_log_probs"] - batch["reference_log_probs"]
         return {
@@ -515,16 +543,17 @@ class Policy(Prompted):
             "kl": (jnp.where(filled, log_ratios, 0.0).sum(), count),
             "entropy": (-jnp.where(filled, batch["old_log_probs"], 0.0).sum(), num_tokens),
             "length": (num_tokens.astype(jnp.float32), count),
-            "ended": ((answers.ended & exists).sum(dtype=jnp.float32), count),
+            "ended": ((completions.ended & exists).sum(dtype=jnp.float32), count),
             "filled": (num_tokens, jnp.int32(filled.size)),
         }
 
     def changes(
         self, log_ratios: Float[Array, "B T"], filled: Bool[Array, "B T"]
     ) -> metrics.Metrics:
-        """Returns how far the policy is from the one that wrote the answers, means over tokens.
+        """Returns how far the policy is from the one that sampled the completions.
 
-        "change" is the absolute log-ratio, "clip_share" the share of ratios that are clipped.
+        "change" is the mean absolute log-ratio of tokens, and "clip_share" the share of tokens
+        whose ratio is clipped.
         """
         num_tokens = filled.sum(dtype=jnp.int32)
         is_clipped = (jnp.abs(jnp.exp(log_ratios) - 1) > self.clip) & filled
@@ -535,7 +564,7 @@ class Policy(Prompted):
 
     @property
     def flops_of_experience(self) -> float:
-        """The FLOPs of an answer before it is learned from: written, compared and rewarded."""
+        """The FLOPs per completion before the loss: sampling, log-probabilities and reward."""
         models = filter(None, (self.model, self.model, self._reference, self._reward))
         return sum(model.flops(self.length) for model in models)
 
@@ -548,35 +577,35 @@ class Policy(Prompted):
         return self._scores(params, EvalRows(self._rows.valid))
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the mean reward and divergence of answers to the prompts of a split.
+        """Returns the mean reward and divergence of completions of the prompts of a split.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         arguments.held_out(self.read, split, "files")
         evaluated = EvalRows(self.prompt_rows(split))
         return self._scores(params, evaluated) | {"prompts": len(evaluated)}
 
     def _scores(self, params, evaluated: EvalRows) -> dict[str, float]:
-        step = jax.jit(self._answered, static_argnums=0)
+        step = jax.jit(self._completed, static_argnums=0)
         placement = Placement.of(params, self.config.mesh)
         size = placement.rows(self.config.decode.batch)
         sums = []
         for number in range(evaluated.num_batches(size)):
             batch = evaluated.batch(number, range(size), size)
-            done = hosts.run(step, placement, params, batch, np.int32(number))
-            answered = jax.device_get(done)
+            completed = jax.device_get(hosts.run(step, placement, params, batch, np.int32(number)))
             if self.reward_of is not None:
-                answered["rewards"] = self.scored(answered)
+                completed["rewards"] = self.scored(completed)
             if number == 0:
-                self._show(Answers.of(answered))
-            sums.append(jax.device_get(self.measures(answered)))
+                self._show(Answers.of(completed))
+            sums.append(jax.device_get(self.measures(completed)))
         means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
         return means
 
-    def _answered(self, placement: Placement, params, batch, number) -> Batch:
-        """Returns the answers to a batch of prompts, as `measures` reads them."""
+    def _completed(self, placement: Placement, params, batch, number) -> Batch:
+        """Returns completions of a batch of prompts, with the arrays that `measures` reads."""
         with placement.use():
+            # The seed and the batch number alone, so that all evaluations of a run draw alike.
             key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
             batch = self.written(params, split_rows(batch), key)
             if self.reward_of is None:
@@ -585,15 +614,15 @@ class Policy(Prompted):
             batch["reference_log_probs"] = self.reference_log_probs(params, batch)
             return gathered(batch)
 
-    def _show(self, answers: Answers) -> None:
-        """Prints the first prompts with their answers."""
-        first = Answers(*(x[:_SHOWN][answers.begins[:_SHOWN] > 0] for x in answers))
-        for prompt, answer in zip(*self.texts_of(first)):
-            say(f"an answer: {prompt!r} -> {answer!r}")
+    def _show(self, completions: Answers) -> None:
+        """Prints the first prompts with their completions."""
+        first = Answers(*(x[:_SHOWN][completions.begins[:_SHOWN] > 0] for x in completions))
+        for prompt, completion in zip(*self.texts_of(first)):
+            say(f"an answer: {prompt!r} -> {completion!r}")
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention rollout: the share of each input in a state of the last layer.
+# Attention rollout: the share of each input in a hidden state of the last layer.
 #
 # It has only its name in common with the rollouts above. The tasks on images use it.
 
@@ -601,9 +630,9 @@ class Policy(Prompted):
 def rollout(weights: np.ndarray) -> np.ndarray:
     """Returns the shares of the inputs (keys) in the states of the last layer, float32 (L, L).
 
-    `weights` are the attention weights of all layers (layers, H, L, L). The weights of a layer are
-    the mean over its heads, and half of a state is the residual branch (Abnar & Zuidema 2020,
-    section 3). Each row sums to 1.
+    `weights` are the attention weights of all layers (layers, H, L, L). They are averaged over the
+    heads of a layer, and mixed half and half with the identity for the residual connection (Abnar &
+    Zuidema 2020, section 3). Each row sums to 1.
     """
     mean = weights.astype(np.float64).mean(axis=1)
     shares = np.eye(weights.shape[-1])
@@ -615,8 +644,9 @@ def rollout(weights: np.ndarray) -> np.ndarray:
 def patch_shares(weights: np.ndarray, pools_class: bool) -> np.ndarray:
     """Returns the shares of the patches of a square image, float32 (G, G), which sum to 1.
 
-    `weights` are those of a row of a class token and G^2 patches (layers, H, 1 + G^2, 1 + G^2). The
-    shares are those in the state of the class token, or else in the mean of the other states.
+    `weights` (layers, H, 1 + G^2, 1 + G^2) belong to a row of a class token and G^2 patches. The
+    shares are taken in the hidden state of the class token if `pools_class`, else in the mean of
+    the patches' hidden states.
     """
     shares = rollout(weights)
     shares = shares[0, 1:] if pools_class else shares[1:, 1:].mean(axis=0)

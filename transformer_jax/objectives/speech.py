@@ -1,4 +1,4 @@
-"""Code that the tasks of sound share: the lengths of rows, and their shapes."""
+"""Shared by the tasks on audio: the lengths of rows, and their shapes."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from transformer_jax.objectives.texts import SourceTask
 
 @dataclasses.dataclass
 class SpeechTask(SourceTask):
-    """A task on the utterances of `config.source`. Its model reads sound."""
+    """A task on the utterances of `config.source`, with a model that reads audio samples."""
 
     modality = "sound"
 
-    seconds: PositiveFloat = 15.6  # of the sound of a row
+    seconds: PositiveFloat = 15.6  # seconds of audio in a row
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -27,22 +27,22 @@ class SpeechTask(SourceTask):
 
     @property
     def samples(self) -> int:
-        """The samples of a row."""
+        """The number of audio samples in a row."""
         return round(self.seconds * RATE)
 
     @property
     def frames(self) -> int:
-        """The frames of a row."""
+        """The number of frames that the model's convolutions make of a row."""
         return self.model.num_frames(self.samples)
 
     def spec_of_rows(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a batch with its sound, from those of its other arrays in a row."""
+        """Returns the shapes of a batch including its audio, given the other arrays' row shapes."""
         spec = self.int32_spec({"length": (), **shapes})
         sound = jax.ShapeDtypeStruct((self.config.train.batch, self.samples), jnp.float32)
         return spec | {"sound": sound}
 
     def num_filled(self, batch) -> tuple[jax.Array, jax.Array]:
-        """Returns the frames without padding, and all frames."""
+        """Returns the number of frames that are not padding, and the number of all frames."""
         filled = self.model.num_frames(batch["length"]).sum(dtype=jnp.int32)
         return filled, jnp.int32(len(batch["length"]) * self.frames)
 

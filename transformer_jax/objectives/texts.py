@@ -1,4 +1,4 @@
-"""What the pre-training tasks on texts share: batches, evaluations, and their losses."""
+"""Base classes of the tasks on texts and on records: batches, evaluation loop, and losses."""
 
 import abc
 import dataclasses
@@ -36,20 +36,20 @@ from transformer_jax.inference.translating import SequenceToSequenceUse
 from transformer_jax.pictures.progress import track
 
 # --------------------------------------------------------------------------------------------------
-# The base classes of tasks: their batches, the evaluation loop, and checks of lengths.
+# The base classes of tasks: batches, the evaluation loop, and checks of lengths.
 
 
 class Texts(Protocol):
-    """The texts that `config.data` names, and rows of them."""
+    """The texts that `config.data` names, and the rows made of them."""
 
     def text(self, split: str) -> Any:
-        """Returns the text of a split; None where there is none."""
+        """Returns the text of a split; None if there is no such split."""
 
     def training_text(self) -> Any:
-        """Returns all training text, of which a tokenizer is trained."""
+        """Returns all training text, on which a tokenizer may be trained."""
 
     def fingerprint(self) -> dict:
-        """Returns a description of the content of the training text, for JSON."""
+        """Returns a JSON-compatible description of the content of the training text."""
 
     def train(self, tokenizer) -> TrainRows: ...
     def evaluation(self, tokenizer, split: str) -> EvalRows: ...
@@ -59,15 +59,15 @@ class Texts(Protocol):
 class BaseTask(Task):
     """A task with one model and one tokenizer. See contracts/task.py for the contract.
 
-    `tokenizer_folder` is the folder of a run's tokenizer. Where it is None, the tokenizer is read
-    or trained as `config.data` says.
+    `tokenizer_folder` is the folder of a run's tokenizer. If it is None, the tokenizer is read or
+    trained as `config.data` says.
     """
 
     config: ConfigDict
     tokenizer_folder: Path | None
 
     def int32_spec(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a training batch of int32 arrays, from the shapes of a row."""
+        """Returns the shapes of a training batch of int32 arrays, given the shapes of one row."""
         batch = self.config.train.batch
         return {
             name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32) for name, shape in shapes.items()
@@ -79,16 +79,17 @@ class BaseTask(Task):
     def mean_metrics(
         self, params, rows, observe: Callable[[dict[str, np.ndarray]], None] | None = None
     ) -> dict[str, float]:
-        """Returns the mean of each of the loss's metrics over evaluation rows.
+        """Returns the mean of each metric of the loss over the evaluation rows.
 
-        `observe` is called with each batch. The devices share the rows of a batch. A task with a
-        carry reads the rows one by one, as one stream.
+        The rows of a batch are split over the devices. `observe` is called with each batch. A task
+        with a carry reads the rows one by one, as a single stream.
         """
         step = jax.jit(self._measured, static_argnums=0)
         placement = Placement.of(params, self.config.mesh)
         batch_size = placement.rows(self.config.decode.batch)
         carry = jax.device_get(self.initial_carry(1))
         if carry is not None:
+            # A stream is sequential, so its batches hold one row, which can't be split.
             placement, batch_size = placement.dividing(batch=1, lookup=1), 1
         num_batches = rows.num_batches(batch_size)
         sums = []
@@ -97,12 +98,15 @@ class BaseTask(Task):
             if observe is not None:
                 observe(batch)
             measured, carry = hosts.run(step, placement, params, batch, carry)
+            # The sums of batches are added on the host in float64, because float32 would round the
+            # sums of a large split.
             sums.append(jax.device_get(measured))
         return metrics.means(jax.tree.map(_sum, *sums))
 
     def _measured(self, placement: Placement, params, batch, carry):
         with placement.use():
             loss = self.loss(params, split_rows(batch), Context(carry=carry))
+            # Replicated, so that `device_get` gives all processes the same values.
             return gathered((loss.metrics, loss.carry))
 
 
@@ -113,11 +117,11 @@ class TextTask(BaseTask):
     @property
     @abc.abstractmethod
     def texts(self) -> Texts:
-        """The texts of the run, and the rows of their splits."""
+        """The texts of the run, and the rows of its splits."""
 
     @cached_property
     def tokenizer(self):
-        """The tokenizer of the run, read or trained."""
+        """The tokenizer of the run, either read from files or trained."""
         return tokenizers.run_tokenizer(
             self.tokenizer_folder,
             self.config.data,
@@ -153,7 +157,7 @@ class SourceTask(BaseTask):
     def split_rows(self, split: str) -> rows.Component | None:
         """Returns the rows of a split, "train", "valid" or "test"; None for no such split.
 
-        By default, the rows of all splits are made alike.
+        By default, the rows of all splits are made in the same way.
         """
         records = self.source.records(split)
         return None if records is None else self.component(records)
@@ -178,16 +182,16 @@ class SourceTask(BaseTask):
         return {"train": self.source.fingerprint("train"), "tokenizer": None}
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the mean metrics of a split. Raises UserError where the run has no such split."""
+        """Returns the mean metrics of a split. Raises UserError if the run has no such split."""
         component = arguments.held_out(self.split_rows, split, "files")
         means = self.mean_metrics(params, rows.EvalRows(component))
-        means.pop("filled")
+        means.pop("filled")  # the share of padding says nothing about the model
         return means | self.derived(split, means) | {"records": len(component)}
 
 
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
-    """Raises UserError where rows of `length` tokens, set by config.task.<key>, do not suit a
-    model.
+    """Raises UserError if a model can't read rows of `length` tokens, the value of
+    config.task.<key>.
     """
     if not least <= length <= model.window:
         raise UserError(
@@ -197,15 +201,16 @@ def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
 
 
 def perplexity(loss: float) -> float:
-    """Returns exp(loss), finite for any loss."""
+    """Returns exp(loss), clipped so that it is finite for any loss."""
     return math.exp(min(loss, 700.0))
 
 
 def perplexities(loss: float, meta: dict) -> dict[str, float]:
-    """Returns the perplexity and the bits per byte and character, from the mean loss of a text.
+    """Returns the perplexity and the bits per byte and per character, given a text's mean loss.
 
-    `meta` holds the counts of the text's store. The loss counts all tokens, including the ends of
-    documents.
+    `meta` holds the counts of the text's store. The mean is over all tokens, including those that
+    end documents. Bits per byte and per character can be compared across tokenizers, perplexities
+    can't.
     """
     bits = loss * meta["tokens"] / math.log(2)
     return {
@@ -220,7 +225,7 @@ def _sum(*batches: np.ndarray) -> np.float64:
 
 
 def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
-    """Returns a model's states of rows (B, L, M)."""
+    """Returns the hidden states of rows (B, L, M), with dropout in training."""
     return model.apply(
         {"params": params},
         inputs,
@@ -231,11 +236,11 @@ def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks that train a language model of another run further, on files of their own.
+# Tasks that continue to train the language model of an earlier run, on files of their own.
 
 
 class Records(Protocol):
-    """The records of files."""
+    """Re-iterable records read from files."""
 
     def __iter__(self) -> Iterable[Any]: ...
     def fingerprint(self) -> dict: ...
@@ -243,25 +248,25 @@ class Records(Protocol):
 
 @dataclasses.dataclass
 class Continued(CausalUse, BaseTask):
-    """A task with the model and the tokenizer of the run in `config.init_from`."""
+    """A task that trains the model of the run in `config.init_from`, with that run's tokenizer."""
 
     takes_model = True
     begins_with_run = True
 
     @abc.abstractmethod
     def read(self, split: str) -> Records | None:
-        """Returns the records of a split; None where `config.data` names none."""
+        """Returns the records of a split; None if `config.data` names none."""
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the tokenizer is known. A run that is only planned needs none."""
+        """Whether the tokenizer is known. A run that is only planned does not need one."""
         return self.tokenizer_folder is not None or bool(self.config.data.tokenizer_files)
 
     @cached_property
     def tokenizer(self):
         if not self.has_tokenizer:
             raise UserError("config.init_from is missing: the workdir of the run to train further")
-        # No tokenizer is trained, so there is no text for it.
+        # The tokenizer is never trained here, so the training text is empty.
         return tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
@@ -277,14 +282,15 @@ class Continued(CausalUse, BaseTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# The loss of the tokens that follow, which the objectives of causal models share.
+# Next-token prediction, the loss that the tasks of causal models share.
 
 
 @dataclasses.dataclass
 class NextTokens(CausalUse, TextTask):
-    """The cross-entropy of the labels of rows by their weights. A subclass defines `texts`.
+    """The weighted cross-entropy of the labels. A subclass defines `texts`.
 
-    A batch has tokens, labels and weights, int32 (B, L). It may have positions and segment_ids.
+    A batch has "tokens", "labels" and "weights", int32 (B, L), and optionally "positions" and
+    "segment_ids".
     """
 
     length: int = 1024  # tokens of a row
@@ -328,7 +334,7 @@ class NextTokens(CausalUse, TextTask):
         return states(self.model, params, inputs, context), None
 
     def filled(self, batch) -> jax.Array:
-        """Returns the number of positions that are no padding: by default those with a weight."""
+        """Returns the number of positions that are not padding: by default those with a weight."""
         return batch["weights"].sum(dtype=jnp.int32)
 
     def flops(self, row_shape: int = 0) -> float:
@@ -339,19 +345,20 @@ class NextTokens(CausalUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks whose rows have masked tokens: the phases of a run, and the loss of those tokens.
+# Masked language modeling: the phases of a run, and the loss of the masked tokens.
 
-# The arrays of each masked token.
+# The arrays of a batch with one entry for each masked token.
 MASKED = ("masked_positions", "masked_labels", "masked_weights")
 
 
 def masked_loss(model: Any, params, batch, hidden: jax.Array) -> Loss:
-    """Returns the cross-entropy of the masked tokens of rows whose states are `hidden` (B, L, M).
+    """Returns the cross-entropy of the masked tokens, given the rows' hidden states (B, L, M).
 
     Its only term is "mlm".
     """
     apply = partial(model.apply, {"params": params})
-    # Logits are computed at the masked positions only.
+    # The masked positions are gathered before the output layer, because the projection to the
+    # vocabulary would otherwise be computed at all positions, most of which have no loss.
     masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
     filled = batch["segment_ids"] > 0
     mlm, _, correct = apply(method="output").cross_entropy(
@@ -369,7 +376,7 @@ def masked_loss(model: Any, params, batch, hidden: jax.Array) -> Loss:
 
 
 class MaskedTextTask(EncoderUse, TextTask):
-    """A task with `phases` and `texts`. See MaskedLM."""
+    """A masked-token task. A subclass defines `phases` and `texts`, as `MaskedLM` does."""
 
     phases: tuple
     texts: MaskedRows
@@ -379,7 +386,7 @@ class MaskedTextTask(EncoderUse, TextTask):
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
         tokenizer = super().tokenizer
-        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
+        tokenizer.required("cls", "sep", "mask", user="masked language modeling")
         return tokenizer
 
     @property
@@ -400,12 +407,12 @@ class MaskedTextTask(EncoderUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# The objective of encoder-decoders: the cross-entropy of a target, given its source.
+# The objective of encoder-decoders: the cross-entropy of a target given its source.
 
 
 @dataclasses.dataclass
 class PairTask(SequenceToSequenceUse, TextTask):
-    """A task whose rows hold sources and targets, as those of `data.packing.PackedPairs`."""
+    """A task whose rows hold sources and targets, as in `data.packing.PackedPairs`."""
 
     source_length: int = 256  # source tokens of a row
     target_length: int = 256  # target tokens of a row
@@ -419,7 +426,7 @@ class PairTask(SequenceToSequenceUse, TextTask):
         check_row_length("target_length", self.target_length, self.model)
 
     def check_model(self) -> None:
-        """Raises UserError for a model that the task does not train."""
+        """Raises UserError for a model that the task can't train."""
         if self.model.kind != "sequence_to_sequence":
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: config.task.name="
@@ -433,10 +440,12 @@ class PairTask(SequenceToSequenceUse, TextTask):
         return self.int32_spec(shapes | dict.fromkeys(target, (self.target_length,)))
 
     def init(self, rng):
+        # No parameter's shape depends on the length of this row.
         tokens = jnp.zeros((1, 2), jnp.int32)
         return self.model.init(rng, tokens, tokens)["params"]
 
     def weights(self, batch):
+        # The mean is over target tokens, not over pairs, and padding has segment id 0.
         return {"loss": jnp.sum(batch["target_segment_ids"] > 0).astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
@@ -460,7 +469,9 @@ class PairTask(SequenceToSequenceUse, TextTask):
         return self.loss_of(params, hidden, batch | {"weights": weights}, context)
 
     def loss_of(self, params, hidden: jax.Array, batch, context: Context) -> Loss:
-        """Returns the loss of states (B, N, M) with these "labels" and "weights" (B, N)."""
+        """Returns the loss of hidden states (B, N, M) with the batch's "labels" and "weights"
+        (B, N).
+        """
         variables = {"params": params}
         filled = batch["target_segment_ids"] > 0
         weights = batch["weights"]
@@ -476,12 +487,13 @@ class PairTask(SequenceToSequenceUse, TextTask):
             "accuracy": (correct, count),
             "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
         }
-        if context.train:  # without smoothing, as the loss of an evaluation
+        if context.train:
+            # Without label smoothing, so that it can be compared with the loss of an evaluation.
             metrics["nll"] = (nll, count)
         return Loss({"loss": loss}, metrics)
 
     def search_programs(self, params) -> dict[str, EvaluationProgram]:
-        """Returns the programs of a beam search over sources as long as a row."""
+        """Returns the programs of a beam search over sources that fill a row."""
         batch = self.config.decode.batch
         remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
         programs = lowering.beam_search(self.model, params, self.config, self.source_length)

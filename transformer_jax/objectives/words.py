@@ -1,4 +1,4 @@
-"""What the tasks that learn vectors of words share, negative sampling included."""
+"""Shared by the tasks that learn word vectors: their base class, and negative sampling."""
 
 import functools
 
@@ -15,7 +15,7 @@ from transformer_jax.objectives.texts import TextTask
 
 
 class WordTask(EncoderUse, TextTask):
-    """A task with rows of `length` places and one loss. See WordVectorsTask."""
+    """A task with rows of `length` positions and one loss. See WordVectorsTask."""
 
     length: int
 
@@ -26,9 +26,9 @@ class WordTask(EncoderUse, TextTask):
         return {}
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the mean loss of a split, whose rows are drawn as those of training.
+        """Returns the mean loss of a split, whose rows are drawn as in training.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
@@ -37,7 +37,7 @@ class WordTask(EncoderUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Negative sampling: the target of a state against noise words (Mikolov et al. 2013).
+# Negative sampling: the target of a hidden state against noise words (Mikolov et al. 2013).
 
 
 def negative_sampling(
@@ -49,12 +49,13 @@ def negative_sampling(
     *,
     negatives: float,
 ) -> Float[Array, " B"]:
-    """Returns each row's sum over its pairs of the loss of Mikolov et al. 2013, equation 4.
+    """Returns for each row the loss of Mikolov et al. 2013, equation 4, summed over its pairs.
 
-    A state x and a target y that are a pair have -log sigmoid(x.y) - sum_k log sigmoid(-x.n_k) over
-    noise words n_1, ..., n_negatives. All pairs of a row share its K noise words, each with the
-    weight negatives / K, which leaves the expectation as it is. A noise word that is the target
-    itself has no term, as in the published code.
+    The loss of a state x and its target y is -log sigmoid(x.y) - sum_k log sigmoid(-x.n_k), with
+    noise words n_1, ..., n_negatives. All pairs of a row share its K noise words, so that the loss
+    is a few matrix products instead of one look-up per pair. Each noise word has the weight
+    negatives / K, which leaves the expectation unchanged. A noise word that equals the target has
+    no term, as in the published code.
 
     Args:
       states: (B, S, M).
@@ -66,8 +67,9 @@ def negative_sampling(
     """
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     predicted = product("bsm,btm->bst", states, targets)
-    refused = product("bsm,bkm->bsk", states, noise)
-    others = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
-    of_noise = negatives / noise.shape[1] * others * jax.nn.softplus(refused)
-    of_pairs = pairs * jax.nn.softplus(-predicted)
-    return of_pairs.sum(axis=(1, 2)) + of_noise.sum(axis=(1, 2))
+    rejected = product("bsm,bkm->bsk", states, noise)
+    # The number of pairs in which a state meets a noise word, without those whose target it is.
+    counts = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
+    noise_losses = negatives / noise.shape[1] * counts * jax.nn.softplus(rejected)
+    pair_losses = pairs * jax.nn.softplus(-predicted)
+    return pair_losses.sum(axis=(1, 2)) + noise_losses.sum(axis=(1, 2))

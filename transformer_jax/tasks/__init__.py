@@ -1,1 +1,1 @@
-"""One objective a file: rows, loss, evaluations. task.py has the contract, base.py shared code."""
+"""The tasks, one per file. contracts/task.py defines the contract, objectives/ the shared code."""

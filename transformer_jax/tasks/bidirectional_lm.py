@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: the next word, and in reverse order the previous one."""
+"""Bidirectional language modeling: predicting the next word, and in reverse the previous one."""
 
 import dataclasses
 from functools import cached_property
@@ -12,16 +12,16 @@ from transformer_jax.data.texts import BothWaysTexts
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.objectives.texts import TextTask, check_row_length, perplexities, perplexity
 
-_WAYS = ("forward", "backward")
+_DIRECTIONS = ("forward", "backward")
 
 
 @dataclasses.dataclass
 class BidirectionalLM(EncoderUse, TextTask):
     """The mean of the losses of both directions (Peters et al. 2018, section 3.1).
 
-    Each direction reads the whole text as its own stream, in rows of `length` words whose states
-    pass from one update to the next. That of the backward direction begins at the end of the text:
-    the words behind a row are those that it has read before. As in the published code, the two
+    Each direction reads the whole text as a stream of its own, in rows of `length` words, and its
+    state is carried from one update to the next. The backward stream starts at the end of the text,
+    so that its state at a row depends on the words after it. As in the published code, the two
     directions read different parts of the text in an update.
     """
 
@@ -72,7 +72,7 @@ class BidirectionalLM(EncoderUse, TextTask):
         )
         output = self.model.apply(variables, method="output")
         metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
-        for way, name in enumerate(_WAYS):
+        for way, name in enumerate(_DIRECTIONS):
             labels, weights = batch["labels"][..., way], batch["weights"][..., way]
             loss, _, correct = output.cross_entropy(
                 states[:, :, way], labels, weights.astype(jnp.float32)
@@ -87,11 +87,14 @@ class BidirectionalLM(EncoderUse, TextTask):
         return self._perplexities(means, self._rows.eval[name].component.store.meta)
 
     def _perplexities(self, means, meta: dict) -> dict[str, float]:
-        of_ways = {f"{way}_perplexity": perplexity(means[f"{way}_loss"]) for way in _WAYS}
-        return perplexities(means["loss"], meta) | of_ways
+        by_direction = {
+            f"{name}_perplexity": perplexity(means[f"{name}_loss"]) for name in _DIRECTIONS
+        }
+        return perplexities(means["loss"], meta) | by_direction
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. Both directions read words of their own.
+        # A backward pass costs two forward passes. The word encoder runs for each direction,
+        # because both read different words.
         words = self.model.words_flops(self.length)
         return 3 * (self.model.flops(self.length, self.length) + words)
 
@@ -103,8 +106,8 @@ class BidirectionalLM(EncoderUse, TextTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns losses, accuracy and perplexities of a split, which each direction reads once.
 
-        The loss and the perplexity are those of both directions together. Raises UserError where
-        the run has no such split.
+        "loss" and "perplexity" are over both directions together. Raises UserError if the run has
+        no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)

@@ -1,4 +1,4 @@
-"""Causal language modelling: predicting each token from the tokens before it."""
+"""Causal language modeling: predicting each token from the tokens before it."""
 
 import dataclasses
 from functools import cached_property
@@ -15,17 +15,17 @@ from transformer_jax.objectives.texts import NextTokens, perplexities, perplexit
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
 
-_COUNTED = 2**24  # bytes of the training text that n-gram models count
-_SAMPLING = Sampling(temperature=0.8)  # of the texts that an evaluation prints
+_COUNTED = 2**24  # bytes of the training text on which the n-gram baselines are counted
+_SAMPLING = Sampling(temperature=0.8)  # for the text that an evaluation prints
 
 
 @dataclasses.dataclass
 class CausalLM(NextTokens):
-    """The objective of Radford et al. 2018, equation 1."""
+    """The cross-entropy of each token given the tokens before it (Radford et al. 2018, eq. 1)."""
 
     # tokens of a text that is generated and printed at each evaluation; 0: none
     sample_tokens: int = 0
-    # rows continue those of the update before, and the model's state passes from one to the next
+    # rows continue the rows of the previous update, from which the model's state is carried over
     carry: bool = False
 
     def __post_init__(self):
@@ -104,11 +104,13 @@ class CausalLM(NextTokens):
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, accuracy, perplexity, and bits per byte and per character of a split.
 
-        The losses of n-gram models of the training text stand beside them, where the run has it.
-        Windows slide over the text by `config.decode.stride`; a model with a carry reads the text
-        once, as one stream. Raises UserError where the run has no such split.
+        The losses of n-gram models serve as baselines, provided that the training text, on which
+        they are counted, can still be read. The model reads windows that slide over the text by
+        `config.decode.stride`; a model with a carry reads the text once, as a single stream. Raises
+        UserError if the run has no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
+        # By default, each token has at least half a window of context, apart from the first ones.
         stride = self.config.decode.stride or max(self.length // 2, 1)
         evaluated = self.texts.evaluation(self.tokenizer, split, stride)
         means = self.mean_metrics(params, evaluated)
@@ -125,7 +127,10 @@ class CausalLM(NextTokens):
         }
 
     def _ngrams(self, stored) -> dict | None:
-        """Returns the scores of n-gram models of the training text on the tokens of a store."""
+        """Returns the scores of n-gram models on the tokens of a store; None without training text.
+
+        The models are counted on the training text.
+        """
         try:
             counted = self.texts.counted(self.tokenizer, _COUNTED)
         except UserError as error:

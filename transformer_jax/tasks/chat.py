@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: predicting each token that the assistant writes."""
+"""Supervised fine-tuning on conversations: predicting the tokens of the assistant's messages."""
 
 import dataclasses
 from functools import cached_property
@@ -13,17 +13,17 @@ from transformer_jax.objectives.texts import NextTokens
 
 @dataclasses.dataclass
 class Chat(NextTokens):
-    """The objective of Ouyang et al. 2022, section 3.5 ("SFT"), with the loss of answers alone.
+    """Supervised fine-tuning with a loss on completions only (Ouyang et al. 2022, section 3.5).
 
-    The loss is the mean over the tokens of the assistant, the end of each answer among them. A row
-    holds several conversations, which do not see each other. A conversation that is longer than a
-    row loses its end.
+    The loss is the mean over the tokens of the assistant's messages, including their end tokens. A
+    row holds several conversations, which do not attend to each other. A conversation that is
+    longer than a row is cut at its end.
     """
 
     takes_model = True
     written_as = "causal_lm"
 
-    # the tokens in front of a message of the system, the user and the assistant, and behind each
+    # tokens before a message of the system, the user and the assistant, and the token after each
     special_tokens: tuple = MARKS
 
     @cached_property
@@ -54,9 +54,9 @@ class Chat(NextTokens):
         return (batch["segment_ids"] > 0).sum(dtype=jnp.int32)
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns loss, accuracy and perplexity for each token of the assistant, in a split.
+        """Returns loss, accuracy and perplexity of a split, over the tokens of the assistant.
 
-        "tokens" is their number. Raises UserError where the run has no such split.
+        "tokens" is their number. Raises UserError if the run has no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)

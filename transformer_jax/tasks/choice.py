@@ -1,6 +1,4 @@
-"""Choosing one of several continuations (Devlin et al. 2018, section 4.4; Radford et al. 2018,
-figure 1).
-"""
+"""Multiple choice (Devlin et al. 2018, section 4.4; Radford et al. 2018, figure 1)."""
 
 import dataclasses
 
@@ -19,13 +17,13 @@ from transformer_jax.scores import predictions as scores
 
 @dataclasses.dataclass
 class Choice(FineTuning):
-    """An example has one row for each choice: the context and the choice.
+    """An example has one row for each choice, which holds the context and the choice.
 
-    The head gives each row a number, and softmax makes the numbers of an example probabilities.
+    The head gives each row a logit, and the probabilities are a softmax over an example's rows.
     """
 
-    context: tuple = ("1",)  # columns that are joined to the context
-    beginning: str = ""  # column with the beginning of all choices, as in SWAG; "": none
+    context: tuple = ("1",)  # columns that are joined to form the context
+    beginning: str = ""  # column with the first words of all choices, as in SWAG; "": none
     choices: tuple = ("2", "3", "4", "5")  # columns of the choices
     label: str = "6"  # column of the number of the right choice
     first: int = 0  # number of the first choice
@@ -75,14 +73,14 @@ class Choice(FineTuning):
         return int(label) - self.first
 
     def _joined(self, context: str, *parts: str) -> tuple[str, ...]:
-        """Returns (context, choices ...). Each choice gets the beginning of all choices."""
+        """Returns (context, choices ...). The beginning, if any, is prepended to each choice."""
         if not self.beginning:
             return context, *parts
         beginning, *choices = parts
         return context, *(f"{beginning} {choice}" for choice in choices)
 
     def _encoded(self, texts, labels):
-        """Yields (an example, cut to fit, and whether it was longer) for each text."""
+        """Yields (an example, cut to fit; whether it was too long) for each context and choices."""
         max_tokens = self.length - self.marks.count(2)
         sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
         for context, *choices, label in zip(*sides, labels):
@@ -132,7 +130,7 @@ class Choice(FineTuning):
     def unlabelled(self, lines):
         """Returns the example of each line.
 
-        A line is a context, the beginning of all choices where the task has such a column, and the
+        A line is a context, the beginning of all choices if the task has such a column, and the
         choices, separated by tabs.
         """
         texts = [line.split("\t") for _, line in lines]

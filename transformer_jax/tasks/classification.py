@@ -29,8 +29,8 @@ from transformer_jax.scores import predictions as scores
 class Classification(FeatureBased):
     """A label, or a number, for each text or pair of texts.
 
-    A column is a name in a table's header, a key of JSON lines, or a TFDS feature; in a table
-    without a header it is a number from 1.
+    A column is a name in a table's header, a key of JSON lines, or a TFDS feature. In a table
+    without a header, it is a number from 1.
     """
 
     text: str = "1"  # column of the text
@@ -39,14 +39,13 @@ class Classification(FeatureBased):
     # all labels, in the order of the head; (): the labels of the training examples, sorted
     labels: tuple = ()
     regression: bool = False  # labels are numbers, learned by the squared error
-    # leave out, and count, rows with a wrong number of columns or without a text; false: they are
-    # errors
+    # skip and count rows with a wrong number of columns or without a text; false: they are errors
     skip_malformed: bool = False
     # the order of the two texts has no meaning: both orders are read and their vectors added
     # (Radford et al. 2018, section 3.3)
     symmetric: bool = False
-    # linear: on the state that sums up a row; concatenation: a layer of 50 rectified units on that
-    # state and the maximum and mean of all states (Howard & Ruder 2018, section 3.3)
+    # linear: on the summary vector of a row; concatenation: a layer of 50 rectified units on the
+    # summary and the maximum and mean of all hidden states (Howard & Ruder 2018, section 3.3)
     head_kind: Literal["linear", "concatenation"] = "linear"
 
     def __post_init__(self):
@@ -55,7 +54,7 @@ class Classification(FeatureBased):
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
         if self.symmetric and self.model.kind == "sequence_to_sequence" and not self.features:
             raise UserError(
-                "config.task.symmetric=True: needs a linear head; that on "
+                "config.task.symmetric=True: needs a linear head; the head of "
                 f"{self.config.model.name} is not linear"
             )
         if self.symmetric and self.head_kind != "linear":
@@ -87,7 +86,7 @@ class Classification(FeatureBased):
 
     @cached_property
     def names(self) -> list[str]:
-        """The labels in the order of the head; none for regression."""
+        """The labels in the order of the head's outputs; none for regression."""
         if self.regression:
             return []
         if self.labels:
@@ -122,27 +121,27 @@ class Classification(FeatureBased):
         return list(zip(first, second, labels))
 
     def count(self, split):
-        return len(self._examples(split))  # without the rows that are left out
+        return len(self._examples(split))  # without the rows that are skipped
 
     def _target(self, record) -> float | int:
-        """Returns the number that the head learns: the place of a label, or the label itself."""
+        """Returns the target of the head: the index of a label, or the label itself."""
         label = record.values[-1]
         if self.regression:
             with contextlib.suppress(ValueError):
                 if abs(value := float(label)) < 2.0**127:  # within float32, and not NaN
                     return value
             raise UserError(f"{record.where}: the label {label!r} is not a number")
-        if label not in self._places:
+        if label not in self._label_ids:
             known = ", ".join(self.names[:20])
             raise UserError(f"{record.where}: unknown label {label!r}; the labels are: {known}")
-        return self._places[label]
+        return self._label_ids[label]
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.names)}
+    def _label_ids(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.names)}
 
     def _encoded(self, texts):
-        """Returns (ids of the first texts, of the second texts or None, which were too long).
+        """Returns (ids of the first texts, ids of the second texts or None, which were too long).
 
         The ids are cut to fit.
         """
@@ -216,11 +215,14 @@ class Classification(FeatureBased):
         return loss, count, {"accuracy": (correct, count)}
 
     def _added(self, outputs):
-        """Returns the sum of an example's rows. The head is linear, so this adds their vectors."""
+        """Returns the outputs summed over an example's rows.
+
+        The head is linear, so this is the same as adding the rows' vectors before the head.
+        """
         return outputs.reshape(-1, self.rows_of_example, outputs.shape[-1]).sum(axis=1)
 
     def details(self, examples, outputs):
-        """Returns the F1 of each label, and the confusion matrix with a row for each true label."""
+        """Returns the F1 of each label, and the confusion matrix with one row per true label."""
         if self.regression:
             return {}
         labels = _labels(examples)
@@ -233,7 +235,8 @@ class Classification(FeatureBased):
         outputs = np.stack(outputs).sum(axis=1)
         labels = _labels(examples)
         if self.regression:
-            if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:  # no variance
+            # A correlation is undefined without variance.
+            if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:
                 return {"pearson": 0.0, "spearman": 0.0}
             return {
                 "pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]),
@@ -282,9 +285,9 @@ class Classification(FeatureBased):
         multi_label: bool = False,
         long: str | None = None,
     ) -> Iterator[Prediction]:
-        """Yields a prediction for each text: one of `labels`, which the training need not know.
+        """Yields a zero-shot prediction for each text: one of `labels`, which need no training.
 
-        With `multi_label` each label is true or not, whatever the others. For `long`, see
+        With `multi_label`, each label is true or false independently of the others. For `long`, see
         `predict`. Raises UserError unless the run classifies pairs and has a class "entailment".
         """
         reader = ZeroShot(self, labels, hypothesis_template, multi_label)

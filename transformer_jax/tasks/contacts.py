@@ -1,4 +1,4 @@
-"""Contacts of proteins: a regression on the attention maps of a trained model (Rao et al. 2020)."""
+"""Protein contacts: a regression on the attention maps of a trained model (Rao et al. 2020)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 @dataclasses.dataclass
 class Contacts(ProteinTask):
-    """Logistic regression of the contacts of residues, on corrected maps of all heads.
+    """Logistic regression of residue contacts on the corrected attention maps of all heads.
 
-    The model of the run in `config.init_from` stays as it is. "precision" is the share of true
-    contacts among the N likeliest pairs of a protein of N residues, as a mean over proteins.
+    The model of the run in `config.init_from` is not changed. "precision" is the share of true
+    contacts among the N likeliest pairs of a protein of N residues, averaged over proteins.
     """
 
-    min_separation: PositiveInt = 6  # least distance in the sequence of two residues in contact
+    min_separation: PositiveInt = 6  # least distance, in the sequence, of residues in contact
     l1: NonNegativeFloat = 0.0  # weight of the sum of the absolute weights of the regression
 
     takes_model = True
@@ -53,8 +53,8 @@ class Contacts(ProteinTask):
     # training
 
     def batch_spec(self, row_shape: int):
-        places = (self.length - 2, self.length - 2)
-        return super().batch_spec(row_shape) | self.int32_spec({"contacts": places})
+        shape = (self.length - 2, self.length - 2)  # without <cls> and <eos>
+        return super().batch_spec(row_shape) | self.int32_spec({"contacts": shape})
 
     def weights(self, batch):
         num_pairs = self._pairs(batch).sum(dtype=jnp.float32)
@@ -62,10 +62,14 @@ class Contacts(ProteinTask):
         return {"contacts": num_pairs, "l1": num_rows} if self.l1 else {"contacts": num_pairs}
 
     def _pairs(self, batch) -> Bool[Array, "*B P P"]:
-        """Returns the pairs of residues, the first in front, that may touch."""
+        """Returns the pairs of residues, the earlier one first, that may be in contact.
+
+        Residues that are close in the sequence are close in space, too, and would hide the
+        precision on the others.
+        """
         is_residue = contacts.residues(batch["segment_ids"])
-        places = jnp.arange(is_residue.shape[-1])
-        is_far = places[None] - places[:, None] >= self.min_separation
+        positions = jnp.arange(is_residue.shape[-1])
+        is_far = positions[None] - positions[:, None] >= self.min_separation
         return is_far & is_residue[..., :, None] & is_residue[..., None, :]
 
     def loss(self, params, batch, context: Context) -> Loss:
@@ -85,7 +89,7 @@ class Contacts(ProteinTask):
         }
         terms = {"contacts": total}
         if self.l1:
-            # The sum over rows, whose number is the denominator.
+            # Loss terms are sums over rows, whose number is the denominator.
             terms["l1"] = rows * jnp.abs(params["contact"]["kernel"]).sum()
         return Loss(terms, metrics)
 
@@ -117,9 +121,9 @@ class Contacts(ProteinTask):
             yield Prediction(text, {"contacts": [[i, j, round(p, 6)] for i, j, p in pairs]})
 
     def result(self, params, texts: Sequence[str]) -> "Figure":
-        """Returns a picture of the contacts of a protein of residues.
+        """Returns a figure of the contacts of a protein, given as a text of residues.
 
-        Without a text it is the first of the validation split, beside its true contacts.
+        Without a text, it is the first protein of the validation split, beside its true contacts.
         """
         touch = None
         if not texts:
@@ -141,12 +145,12 @@ def _allowed(logits: Float[Array, "B P P"], pairs: Bool[Array, "B P P"]) -> Floa
 def precision(
     logits: Float[Array, "B P P"], touch: Int[Array, "B P P"], num_residues: Int[Array, " B"]
 ) -> Float[Array, " B"]:
-    """Returns the share of contacts among the likeliest pairs of each row, as many as residues.
+    """Returns the share of contacts among the N likeliest pairs of each row of N residues.
 
-    Pairs with the logit -inf do not count.
+    Pairs with the logit -inf are not counted.
     """
-    batch, places, _ = logits.shape
-    highest, numbers = jax.lax.top_k(logits.reshape(batch, -1), places)
-    is_true = jnp.take_along_axis(touch.reshape(batch, -1), numbers, axis=1)
-    counts = (jnp.arange(places) < num_residues[:, None]) & (highest > -jnp.inf)
+    batch, length, _ = logits.shape
+    highest, indices = jax.lax.top_k(logits.reshape(batch, -1), length)
+    is_true = jnp.take_along_axis(touch.reshape(batch, -1), indices, axis=1)
+    counts = (jnp.arange(length) < num_residues[:, None]) & (highest > -jnp.inf)
     return jnp.sum(is_true * counts, axis=1) / jnp.maximum(counts.sum(axis=1), 1)

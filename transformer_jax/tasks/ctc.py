@@ -1,4 +1,4 @@
-"""Transcripts by connectionist temporal classification of frames (Graves et al. 2006)."""
+"""Speech recognition by connectionist temporal classification (Graves et al. 2006)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -28,37 +28,37 @@ _READ_TOGETHER = 64  # utterances
 
 @dataclasses.dataclass
 class CTC(Answering, SpeechTask):
-    """A linear head gives the characters of each frame (Baevski et al. 2020, section 3.3).
+    """A linear head predicts the characters of each frame (Baevski et al. 2020, section 3.3).
 
-    The model is that of the run in `config.init_from`; without one, a new model begins. The loss of
-    an utterance is the negative logarithm of the sum over all paths of its transcript. The group
-    "encoder" of `config.optimizer.groups` has all parameters but the head: with its key `begin`,
-    the first updates train the head alone.
+    The model is initialized from the run in `config.init_from`, if there is one. The loss of an
+    utterance is the negative log-probability of its transcript, summed over all alignments. The
+    group "encoder" of `config.optimizer.groups` has all parameters except the head. With the key
+    `begin` of this group, the first updates train only the head.
     """
 
     takes_model = True
     heads = ("head",)
 
-    characters: PositiveInt = 512  # of a transcript; training leaves out utterances with more
-    # tokens by number; "|" stands between words, and tokens of several characters are marks
+    characters: PositiveInt = 512  # most characters of a transcript; longer ones are not trained on
+    # tokens in the order of their ids; "|" separates words, and tokens of several characters are
+    # special tokens
     vocabulary: tuple = ENGLISH
-    blank: int = 0  # number of the blank in the vocabulary
+    blank: int = 0  # id of the blank in the vocabulary
     head_dropout: Share = 0.0  # dropout before the head
     freeze_features: bool = True  # do not train the convolutions over the samples
-    masked: Share = 0.5  # total length of the masked spans of frames over that of an utterance
+    masked: Share = 0.5  # total length of the masked spans, as a share of an utterance's frames
     span: PositiveInt = 10  # frames of a masked span
-    feature_mask: Share = (
-        0.0  # total width of the spans of channels that are set to 0, over all channels
-    )
-    feature_mask_span: PositiveInt = 64  # channels of such a span
+    # total width of the masked spans of channels, as a share of all channels (SpecAugment)
+    feature_mask: Share = 0.0
+    feature_mask_span: PositiveInt = 64  # channels of a masked span
     # validation utterances transcribed at each evaluation; 0: none
     scored_utterances: NonNegativeInt = 200
-    # characters of the n-grams of the language model for config.decode.beam above 1; 0: none
+    # order of the character n-gram language model for config.decode.beam above 1; 0: none
     lm_order: NonNegativeInt = 0
-    # text files of the language model, a sentence a line; none: the transcripts of training
+    # text files of the language model, one sentence per line; none: the training transcripts
     lm_files: str | None = None
-    lm_weight: float = 0.5  # factor of the language model's log-probability in the beam search
-    length_bonus: float = 0.0  # what each character adds to the score in the beam search
+    lm_weight: float = 0.5  # weight of the language model's log-probability in the beam search
+    length_bonus: float = 0.0  # score that each character adds in the beam search
 
     def __post_init__(self):
         super().__post_init__()
@@ -118,6 +118,7 @@ class CTC(Answering, SpeechTask):
         return ""
 
     def weights(self, batch):
+        # The mean is over characters, so that long and short utterances weigh by their length.
         return {"ctc": batch["num_labels"].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
@@ -136,6 +137,7 @@ class CTC(Answering, SpeechTask):
             (jnp.arange(self.characters) >= counts[:, None]).astype(jnp.float32),
             blank_id=self.blank,
         )
+        # Rows without labels only pad the batch.
         total = jnp.where(counts > 0, losses, 0).sum()
         metrics = {
             "loss": (total, counts.sum(dtype=jnp.int32)),
@@ -146,19 +148,20 @@ class CTC(Answering, SpeechTask):
     def logits(self, params, sound, lengths, *, rng=None, **hidden_parts) -> jax.Array:
         """Returns the logits of the tokens of each frame (B, L, V) float32.
 
-        `rng` is the key of training's dropout. `hidden_parts` are further fields of `Inputs`.
+        `rng` is the dropout key of training; None: no dropout. `hidden_parts` are further fields of
+        `Inputs`.
         """
         keys = [None, None] if rng is None else jax.random.split(rng)
-        of_head, of_encoder = (None if key is None else {"dropout": key} for key in keys)
+        head_rngs, encoder_rngs = (None if key is None else {"dropout": key} for key in keys)
         train = rng is not None
         hidden = self.model.apply(
             {"params": params},
             Inputs(sound=sound, lengths=lengths, **hidden_parts),
             train=train,
             method="hidden",
-            rngs=of_encoder,
+            rngs=encoder_rngs,
         )
-        return self._head.apply({"params": params["head"]}, hidden, train=train, rngs=of_head)
+        return self._head.apply({"params": params["head"]}, hidden, train=train, rngs=head_rngs)
 
     def flops(self, row_shape: int = 0) -> float:
         return 3 * self.model.flops(self.samples, 0)
@@ -203,7 +206,10 @@ class CTC(Answering, SpeechTask):
         )
 
     def transcribe(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
-        """Yields the transcripts of samples (S,) int16 of 16 kHz each, in order, the best first."""
+        """Yields the transcripts of each utterance, in order, the best transcript first.
+
+        An utterance is samples (S,) int16 at 16 kHz.
+        """
         return self.transcriber(params, utterances)
 
     # evaluation
@@ -218,15 +224,15 @@ class CTC(Answering, SpeechTask):
         return {"valid": partial(self._scores, "valid", self.scored_utterances)}
 
     def _scores(self, split: str, most: int, params) -> dict[str, float]:
-        answers = self._answers(params, self.source.records(split), most)
-        return self.scored(answers.outputs, answers.references)
+        transcribed = self._transcribed(params, self.source.records(split), most)
+        return self.scored(transcribed.outputs, transcribed.references)
 
     def answers(self, params, split):
         records = arguments.held_out(self.source.records, split, "files")
-        return self._answers(params, records)
+        return self._transcribed(params, records)
 
-    def _answers(self, params, records, most: int | None = None) -> Answers:
-        """Returns the transcripts of the first utterances that have one."""
+    def _transcribed(self, params, records, most: int | None = None) -> Answers:
+        """Returns transcripts of the first utterances that have a reference transcript."""
         utterances = Utterances(records)
         numbers = np.flatnonzero(utterances.characters)[:most]
         sounds = (each.samples for each in _read(utterances, numbers))
@@ -236,19 +242,19 @@ class CTC(Answering, SpeechTask):
         return Answers([str(number) for number in numbers], texts, outputs)
 
     def evaluate(self, params, split):
-        """Returns the mean loss of a split, its error rates, and their intervals.
+        """Returns the mean loss of a split, its error rates, and their confidence intervals.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         means = super().evaluate(params, split)
-        answers = self.answers(params, split)
-        scores = self.scored(answers.outputs, answers.references)
-        intervals = self.intervals(answers.outputs, answers.references)
+        transcribed = self.answers(params, split)
+        scores = self.scored(transcribed.outputs, transcribed.references)
+        intervals = self.intervals(transcribed.outputs, transcribed.references)
         return means | scores | {"intervals": intervals}
 
 
 def _read(utterances: Utterances, numbers: np.ndarray):
-    """Yields utterances, some of which are read together."""
+    """Yields utterances, reading several at a time."""
     for first in range(0, len(numbers), _READ_TOGETHER):
         yield from utterances.read(numbers[first : first + _READ_TOGETHER])
 

@@ -1,4 +1,4 @@
-"""Denoising: reconstructing a text from what noise has left of it."""
+"""Denoising: reconstructing a text from a corrupted version of it."""
 
 import dataclasses
 from functools import cached_property
@@ -14,14 +14,14 @@ from transformer_jax.objectives.texts import PairTask
 class Denoising(PairTask):
     """The pre-training of BART (Lewis et al. 2019, section 2.2), T5 and MASS.
 
-    The encoder reads a noised text, and the decoder writes the text as it was. The target of span
-    corruption (Raffel et al. 2020, section 3.1.4), of MASS and of a prefix is the missing part
-    alone.
+    The encoder reads a corrupted text, and the decoder generates the original. For span corruption
+    (Raffel et al. 2020, section 3.1.4), MASS and prefixes, the target is only the missing part.
     """
 
-    # ((name, its numbers), ...), one after the other: masking (share), deletion (share), infilling
-    # (share, mean words of a span), permutation of sentences, rotation; alone: span_corruption
-    # (share, mean tokens of a span), mass (share), prefix (share; 0: of random length)
+    # ((name, its numbers), ...), applied in this order: masking (share), deletion (share),
+    # infilling (share, mean words of a span), permutation of sentences, rotation; only by
+    # themselves: span_corruption (share, mean tokens of a span), mass (share), prefix (share; 0: of
+    # random length)
     noises: tuple = (("permutation",), ("infilling", 0.3))
     label_smoothing: Fraction = 0.0  # probability that the loss spreads over all tokens
 
@@ -56,12 +56,12 @@ class Denoising(PairTask):
 
     @property
     def _is_read(self) -> bool:
-        """Whether the tokenizer is one that exists."""
+        """Whether the tokenizer already exists, so that its size is fixed."""
         return bool(self.tokenizer_folder or self.config.data.tokenizer_files)
 
     @property
     def translator(self) -> Translator:
-        """Writes texts as they were. "[MASK]" in a line stands for the mask."""
+        """Reconstructs texts. "[MASK]" in a line is read as the mask token."""
         check_lengths(self.model, self.config.decode)
         encode = self._encoded if self.tokenizer.source.mask_id is not None else None
         return dataclasses.replace(
@@ -76,7 +76,7 @@ class Denoising(PairTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, perplexity and accuracy of the reconstructed tokens of a split.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)

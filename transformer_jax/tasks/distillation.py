@@ -1,4 +1,4 @@
-"""Distillation: a small encoder learns from a trained one (Sanh et al. 2019)."""
+"""Knowledge distillation: a small encoder learns from a trained one (Sanh et al. 2019)."""
 
 import dataclasses
 from functools import partial
@@ -19,9 +19,10 @@ from transformer_jax.tasks.masked_lm import MaskedLM
 
 @dataclasses.dataclass
 class Distillation(MaskedLM):
-    """Masked tokens, a teacher's distributions, and its last states (Sanh et al. 2019, section 3).
+    """Masked tokens, soft targets, and the teacher's last hidden states (Sanh et al. 2019, sec. 3).
 
-    The student is `config.model`. The teacher is frozen; its parameters are below "teacher".
+    The student is `config.model`. The teacher is frozen, and its parameters are the subtree
+    "teacher".
     """
 
     # weight of the next-sentence loss; 0: rows are single texts, not pairs
@@ -34,10 +35,11 @@ class Distillation(MaskedLM):
     # weight of the divergence from the teacher's distributions
     soft_targets: NonNegativeFloat = 5.0
     masked_tokens: NonNegativeFloat = 2.0  # weight of the loss of masked tokens
-    # weight of the cosine distance between the last states of both models; 0 allows other widths
+    # weight of the cosine distance between the last hidden states of both models; 0 allows a
+    # student of another width
     cosine: NonNegativeFloat = 1.0
-    temperature: PositiveFloat = 2.0  # of both distributions
-    # position embeddings stay as they begin, as in the published code
+    temperature: PositiveFloat = 2.0  # temperature of both distributions
+    # position embeddings keep their initial values, as in the published code
     frozen_positions: bool = False
 
     other_runs = ("teacher",)
@@ -58,7 +60,7 @@ class Distillation(MaskedLM):
             self.coefficients["cosine"] = self.cosine
 
     def _check(self) -> None:
-        """Raises UserError for a teacher that does not suit the student, and wrong weights."""
+        """Raises UserError for a teacher that does not fit the student, and for wrong weights."""
         student, teacher = self.model, self._teacher
         if "fill" not in teacher.can:
             raise UserError(
@@ -100,8 +102,8 @@ class Distillation(MaskedLM):
 
     def weights(self, batch):
         num_tokens = (batch["segment_ids"] > 0).sum().astype(jnp.float32)
-        # In the order of the coefficients: that of a set differs from process to process, and so
-        # would the program.
+        # In the order of the coefficients. The order of a set differs between processes, which
+        # would then compile different programs.
         terms = [name for name in self.coefficients if name in ("soft_targets", "cosine")]
         return super().weights(batch) | dict.fromkeys(terms, num_tokens)
 
@@ -109,15 +111,16 @@ class Distillation(MaskedLM):
         hidden = self.states(self.model, params, batch, context)
         loss = self.loss_of_states(params, batch, hidden)
         teacher = jax.lax.stop_gradient(params["teacher"])
-        of_teacher = self.states(self._teacher, teacher, batch, Context())
+        # The teacher has no dropout: `Context()` is that of an evaluation.
+        teacher_hidden = self.states(self._teacher, teacher, batch, Context())
         filled = (batch["segment_ids"] > 0).astype(jnp.float32)  # (B, L)
         terms = {}
         if self.soft_targets:
             outputs = Output.of(self.model, params, hidden)
-            targets = Output.of(self._teacher, teacher, of_teacher)
+            targets = Output.of(self._teacher, teacher, teacher_hidden)
             terms["soft_targets"] = divergence(outputs, targets, filled, self.temperature)
         if self.cosine:
-            terms["cosine"] = jnp.sum((1 - _cosine(hidden, of_teacher)) * filled)
+            terms["cosine"] = jnp.sum((1 - _cosine(hidden, teacher_hidden)) * filled)
         count = filled.sum().astype(jnp.int32)
         measured = {f"{name}_loss": (term, count) for name, term in terms.items()}
         return Loss(loss.terms | terms, loss.metrics | measured)
@@ -125,20 +128,20 @@ class Distillation(MaskedLM):
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]
         every_position = length if self.soft_targets else 0
-        # A backward pass costs two forward passes; the teacher has none.
+        # A backward pass costs two forward passes. The frozen teacher has no backward pass.
         student = 3 * self.model.flops(length, num_predictions + every_position)
         return student + self._teacher.flops(length, every_position)
 
 
 def _cosine(x: Float[Array, "B L M"], y: Float[Array, "B L M"]) -> Float[Array, "B L"]:
-    """Returns the cosines of the angles between the states of two models (B, L) float32."""
+    """Returns the cosine similarities of the hidden states of two models (B, L) float32."""
     x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     squares = jnp.sum(x * x, axis=-1) * jnp.sum(y * y, axis=-1)
     return jnp.sum(x * y, axis=-1) * jax.lax.rsqrt(squares + 1e-16)
 
 
 class Output(NamedTuple):
-    """The states in front of a model's output projection, and the projection."""
+    """The inputs of a model's output projection, and the projection."""
 
     states: Float[Array, "B L E"]
     table: Float[Array, "V E"]
@@ -146,10 +149,10 @@ class Output(NamedTuple):
 
     @classmethod
     def of(cls, model, params, hidden: Float[Array, "B L M"]) -> "Output":
-        """Returns the output of a model for its last states."""
+        """Returns the output of a model, given its last hidden states."""
         apply = partial(model.apply, {"params": params})
         states = apply(hidden, method="transformed")
-        # One of two models may pad its table.
+        # The rows that pad the vocabulary are dropped: the two tables may be padded differently.
         return cls(states, *apply(method="output").first(model.vocab_size))
 
     def log_softmax(self, states: Float[Array, "B C E"], temperature: float):
@@ -164,21 +167,22 @@ class Output(NamedTuple):
 def divergence(
     student: Output, teacher: Output, weights: Float[Array, "B L"], temperature: float
 ) -> Float[Array, ""]:
-    """Returns T^2 KL(teacher || student), summed over positions by weight, with temperature T.
+    """Returns the weighted sum over positions of T^2 KL(teacher || student), with temperature T.
 
-    T^2 keeps the size of the gradients (Hinton et al. 2015, section 2). The logits exist in chunks
-    of the length, and the backward pass computes them again.
+    The factor T^2 makes the size of the gradients independent of T (Hinton et al. 2015, section 2).
+    The logits are materialized only for a chunk of the length at a time, and the backward pass
+    computes them again.
     """
 
     def on_chunk(total, chunk):
-        of_student, of_teacher, weights = chunk
-        log_q = student.log_softmax(of_student, temperature)
-        log_p = teacher.log_softmax(of_teacher, temperature)
+        student_states, teacher_states, weights = chunk
+        log_q = student.log_softmax(student_states, temperature)
+        log_p = teacher.log_softmax(teacher_states, temperature)
         divergences = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)  # (B, C)
         return total + jnp.sum(divergences * weights), None
 
     batch, length = weights.shape
-    # The logits of two models count.
+    # The factor 2 is for the logits of two models.
     chunks = num_chunks(batch, length, 2 * len(student.table))
     size = -(-length // chunks)
 

@@ -26,16 +26,17 @@ from transformer_jax.pictures.progress import say
 
 @dataclasses.dataclass
 class DPO(PreferenceTask, Continued):
-    """The losses of Rafailov et al. 2023, equation 7, and of Azar et al. 2023, equation 17.
+    """DPO (Rafailov et al. 2023, equation 7) and IPO (Azar et al. 2023, equation 17).
 
-    The implicit reward of a completion is beta times the logarithm of its probability, over that of
-    the reference. The reference is frozen; its parameters are below "reference".
+    The implicit reward of a completion is beta times the log-ratio of its probabilities by the
+    policy and by the reference. The reference is frozen, and its parameters are the subtree
+    "reference".
     """
 
     length: int = 512  # tokens of a row, at most
     # sigmoid: DPO; ipo: the squared distance of the log-ratios' difference from 1 / (2 beta)
     objective: Literal["sigmoid", "ipo"] = "sigmoid"
-    beta: PositiveFloat = 0.1  # the strength of the divergence's penalty; tau in IPO
+    beta: PositiveFloat = 0.1  # strength of the KL penalty; tau in IPO
     # updates whose examples are sorted by length together, so that batches hold less padding
     group_by_length: PositiveInt = 1
     reference: str = ""  # the run whose model is the reference, usually that of config.init_from
@@ -60,11 +61,11 @@ class DPO(PreferenceTask, Continued):
         self.num_row_shapes = len(self.lengths)
 
     def _check(self) -> None:
-        """Raises UserError for models and keys that do not suit each other."""
+        """Raises UserError for models and keys that do not go together."""
         for key, model in (("model.name", self.model), ("task.reference", self._reference)):
             if model.kind != "causal":
                 raise UserError(
-                    f"config.{key}: {type(model).__name__} is no language model; only a causal "
+                    f"config.{key}: {type(model).__name__} is not a language model; only a causal "
                     "model gives completions a probability"
                 )
         if self._reference.vocab_size != self.model.vocab_size:
@@ -96,10 +97,10 @@ class DPO(PreferenceTask, Continued):
         return predictions.Examples(examples, self._row, num_tokens, self.lengths, self._shapes)
 
     def _row(self, example) -> rows.Row:
-        """Returns the rows of an example.
+        """Returns the rows of an example, one per completion.
 
-        `tokens` and `labels` (K, L) are the ids of prompt and completion, and those that follow
-        them. `weights` (K, L) is 1 where a token of the completion follows.
+        `tokens` (K, L) are the ids of prompt and completion, `labels` (K, L) the next token at each
+        position, and `weights` (K, L) is 1 where the label belongs to the completion.
         """
         ids = [np.array(example.prompt + completion) for completion in example.completions]
         prompt = len(example.prompt)
@@ -114,8 +115,8 @@ class DPO(PreferenceTask, Continued):
         return arrays | {"label": np.float32(example.label)}
 
     def _shapes(self, length: int) -> dict[str, tuple[int, ...]]:
-        of_rows = dict.fromkeys(("tokens", "labels", "weights"), (self.completions, length))
-        return of_rows | {"label": ()}
+        arrays = dict.fromkeys(("tokens", "labels", "weights"), (self.completions, length))
+        return arrays | {"label": ()}
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
@@ -150,9 +151,10 @@ class DPO(PreferenceTask, Continued):
     def loss(self, params, batch, context: Context) -> Loss:
         filled = _filled(batch)
         reference = jax.lax.stop_gradient(params["reference"])
-        of_policy = log_probs(self.model, params, batch, context)
-        of_reference = log_probs(self._reference, reference, batch, Context())
-        log_ratios = of_policy - of_reference  # (B, K)
+        policy_log_probs = log_probs(self.model, params, batch, context)
+        # The reference has no dropout: `Context()` is that of an evaluation.
+        reference_log_probs = log_probs(self._reference, reference, batch, Context())
+        log_ratios = policy_log_probs - reference_log_probs  # (B, K)
         pairs = Pairs.of(log_ratios, filled)
         loss = pairs.prompt_means(self.pair_losses(pairs.differences, self.preferred(batch))).sum()
         count = filled[:, 0].sum(dtype=jnp.int32)
@@ -161,19 +163,19 @@ class DPO(PreferenceTask, Continued):
         measured = {
             "loss": (loss, count),
             **rewards.metrics(),
-            **_of_ends(self.beta * log_ratios, filled),
+            **_extreme_rewards(self.beta * log_ratios, filled),
             "filled": (num_filled, jnp.int32(batch["weights"].size)),
         }
         return Loss({"loss": loss}, measured)
 
     def pair_losses(self, differences, preferred) -> Float[Array, "B P"]:
-        """Returns the losses of pairs, from the differences of their log-ratios."""
+        """Returns the losses of pairs, given the differences of their log-ratios."""
         if self.objective == "sigmoid":
             return preferences.bradley_terry(self.beta * differences, preferred)
         return squared_distance(differences, preferred, self.beta)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes; the reference has none.
+        # A backward pass costs two forward passes. The frozen reference has no backward pass.
         length = self.lengths[row_shape]
         row = 3 * self.model.flops(length) + self._reference.flops(length)
         return self.completions * row
@@ -184,9 +186,9 @@ class DPO(PreferenceTask, Continued):
     # evaluation
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the loss, and the measures of implicit rewards of a split.
+        """Returns the loss of a split, and the metrics of its implicit rewards.
 
-        Raises UserError where the run has no such split.
+        Raises UserError if the run has no such split.
         """
         arguments.held_out(self.read, split, "files")
         examples = self._examples(split)
@@ -196,24 +198,24 @@ class DPO(PreferenceTask, Continued):
 
 
 def log_probs(model: Any, params, batch, context: Context) -> Float[Array, "B K"]:
-    """Returns the log-probability of each completion: the sum over its tokens, its end among them.
+    """Returns the log-probability of each completion, summed over its tokens and its end token.
 
-    A missing completion has 0.
+    A missing completion has log-probability 0.
     """
     shape = batch["weights"].shape  # (B, K, L)
     tokens, labels = (batch[name].reshape(-1, shape[-1]) for name in ("tokens", "labels"))
     hidden = states(model, params, Inputs(tokens), context)
     output = model.apply({"params": params}, method="output")
-    of_labels = output.label_log_probs(hidden, labels).reshape(shape)
-    return jnp.sum(of_labels * batch["weights"], axis=-1)
+    label_log_probs = output.label_log_probs(hidden, labels).reshape(shape)
+    return jnp.sum(label_log_probs * batch["weights"], axis=-1)
 
 
 def squared_distance(
     differences: Float[Array, "B P"], preferred: Float[Array, "B 1"], tau: float
 ) -> Float[Array, "B P"]:
-    """Returns the losses of IPO from the differences of log-ratios (Azar et al. 2023, equation 17).
+    """Returns the losses of IPO, given the differences of log-ratios (Azar et al. 2023, eq. 17).
 
-    With the probability 1 - `preferred` the worse completion is the preferred one.
+    With probability 1 - `preferred`, the completion labeled as worse is the preferred one.
     """
     target = 1 / (2 * tau)
     right, wrong = jnp.square(differences - target), jnp.square(differences + target)
@@ -225,12 +227,14 @@ def _filled(batch):
     return batch["weights"].any(axis=-1)
 
 
-def _of_ends(rewards: Float[Array, "B K"], filled) -> dict[str, tuple[jax.Array, jax.Array]]:
+def _extreme_rewards(
+    rewards: Float[Array, "B K"], filled
+) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Returns the mean rewards of the best and of the worst completions."""
     worst = jnp.maximum(filled.sum(axis=1) - 1, 0)
     exists, count = filled[:, 0], filled[:, 0].sum(dtype=jnp.int32)
-    of_worst = jnp.take_along_axis(rewards, worst[:, None], axis=1)[:, 0]
+    worst_rewards = jnp.take_along_axis(rewards, worst[:, None], axis=1)[:, 0]
     return {
         "chosen_reward": (jnp.where(exists, rewards[:, 0], 0.0).sum(), count),
-        "rejected_reward": (jnp.where(exists, of_worst, 0.0).sum(), count),
+        "rejected_reward": (jnp.where(exists, worst_rewards, 0.0).sum(), count),
     }

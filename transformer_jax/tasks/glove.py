@@ -1,4 +1,4 @@
-"""Word vectors from the counts of words that occur together (Pennington et al. 2014)."""
+"""Word vectors from co-occurrence counts (Pennington et al. 2014)."""
 
 import dataclasses
 from functools import cached_property
@@ -16,12 +16,12 @@ from transformer_jax.objectives.words import WordTask
 
 @dataclasses.dataclass
 class GloVeTask(WordTask):
-    """Weighted least squares on the logarithms of the counts (equation 8)."""
+    """Weighted least squares on the logarithms of the co-occurrence counts (equation 8)."""
 
-    window: PositiveInt = 10  # words on each side whose pairs count, each 1 / distance
+    window: PositiveInt = 10  # words on each side that co-occur, each counted as 1 / distance
     # count from which all pairs have the same weight
     most: Annotated[float, Range(least=1)] = 100.0
-    power: float = 0.75  # of smaller counts, in their weight
+    power: float = 0.75  # exponent of smaller counts in their weight
     length: PositiveInt = 8192  # pairs of a row
 
     def __post_init__(self):
@@ -29,8 +29,8 @@ class GloVeTask(WordTask):
         self.coefficients = {"loss": 0.5}  # as in the published code
         if "cooccur" not in self.model.can:
             raise UserError(
-                f"config.model.name={self.config.model.name!r}: has no logarithms of counts; take "
-                "glove"
+                f"config.model.name={self.config.model.name!r}: predicts no co-occurrence counts; "
+                "take glove"
             )
 
     @cached_property
@@ -51,7 +51,8 @@ class GloVeTask(WordTask):
         return self.model.init(rng, one, one, method="log_counts")["params"]
 
     def weights(self, batch):
-        # AdaGrad's first sum, 1, is beside those of the gradients of single pairs.
+        # The loss is a sum over pairs, not a mean, because AdaGrad's accumulator starts at 1 and is
+        # meant for gradients of single pairs.
         return {"loss": jnp.float32(1)}
 
     def loss(self, params, batch, context: Context) -> Loss:

@@ -1,4 +1,4 @@
-"""Classification of images, from nothing or on a pre-trained model (Dosovitskiy et al. 2020)."""
+"""Image classification, from scratch or on a pre-trained model (Dosovitskiy et al. 2020)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,18 +31,18 @@ _FEW_CLASSES = 100  # The size of a confusion matrix is their square.
 
 @dataclasses.dataclass
 class ImageClassification(ImageTask):
-    """A class for each image, by a linear head whose kernel begins with zeros.
+    """A class for each image, by a linear head whose kernel is initialized with zeros.
 
-    With config.init_from, the model begins with that of an earlier run, such as one of
-    masked_patches. Its positions are interpolated where config.model.image_size differs.
+    With config.init_from, the model is initialized from an earlier run, such as one of
+    masked_patches. Its position embeddings are interpolated if config.model.image_size differs.
     """
 
     # all classes, in the order of the head; (): those of the training images, sorted
     labels: tuple = ()
     label_smoothing: Fraction = 0.0  # share of the probability that is spread over all classes
-    # mix each training image with another one, in a ratio drawn from Beta(mixup, mixup); 0: do not
+    # mix each training image with another one, in a ratio drawn from Beta(mixup, mixup); 0: off
     mixup: NonNegativeFloat = 0.0
-    # a layer with tanh in front of the head, as in the paper's pre-training
+    # a layer with tanh before the head, as in the paper's pre-training
     hidden_head: bool = False
     head_dropout: Fraction = 0.0  # dropout before the head
     frozen: bool = False  # train only the head
@@ -54,14 +54,15 @@ class ImageClassification(ImageTask):
         super().__post_init__()
         if "pool" not in self.model.can:
             raise UserError(
-                f"config.model.name={self.config.model.name!r}: has no state that sums up an image"
+                f"config.model.name={self.config.model.name!r}: has no pooled output; take "
+                "a model that has, such as vit"
             )
 
     # classes and rows
 
     @cached_property
     def names(self) -> list[str]:
-        """The classes in the order of the head."""
+        """The classes in the order of the head's outputs."""
         names = [str(label) for label in self.labels] or [*self._names_of("train")]
         if len(names) < 2:
             raise UserError(
@@ -74,25 +75,25 @@ class ImageClassification(ImageTask):
         if names := self.source.label_names(split):
             return names
         raise UserError(
-            f"config.data.{split}_files: images without labels; a folder for each class, or an "
-            "array 'labels' beside the images, gives them"
+            f"config.data.{split}_files: images without labels; put the images of each class into "
+            "a folder, or store an array 'labels' beside them"
         )
 
     def images_of(self, split: str, records: store.Records) -> rows.Component:
         names = self._names_of(split)
         for name in names:
-            if name not in self._places:
+            if name not in self._class_ids:
                 raise UserError(
                     f"config.data.{split}_files: unknown class {name!r}; the classes are: "
                     f"{', '.join(self.names[:20])}"
                 )
-        labels = np.array([self._places[name] for name in names])[records.array("label")]
+        labels = np.array([self._class_ids[name] for name in names])[records.array("label")]
         mixup = self.mixup if split == "train" else 0.0
         return LabelledRows(records, self.view_of(split), self.philox_key, labels, mixup)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.names)}
+    def _class_ids(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.names)}
 
     def batch_spec(self, row_shape):
         shape = (self.config.train.batch, 2 if self.mixup else 1)
@@ -117,21 +118,23 @@ class ImageClassification(ImageTask):
         return None if self.frozen and path[0] != "head" else super().group(path)
 
     def weights(self, batch):
+        # An image has one label of share 1, two labels whose shares sum to 1 with mixup, or share 0
+        # if it only pads the batch.
         return {"loss": batch["shares"].sum()}
 
     def logits(self, params, images, context: Context = _EVALUATION) -> jax.Array:
         """Returns the logits (B, classes) float32 of images uint8 (B, S, S, C)."""
-        of_model, of_head = jax.random.split(context.rng) if context.train else (None, None)
+        model_key, head_key = jax.random.split(context.rng) if context.train else (None, None)
         apply = partial(self.model.apply, {"params": self.model_params(params)})
         train = context.train and not self.frozen
-        rngs = {"dropout": of_model} if train else None
+        rngs = {"dropout": model_key} if train else None
         hidden = apply(Inputs(images=images), train=train, rngs=rngs, method="hidden")
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         return self.head.apply(
             {"params": params["head"]},
             apply(hidden, method="pooled"),
             train=context.train,
-            rngs={"dropout": of_head} if context.train else None,
+            rngs={"dropout": head_key} if context.train else None,
         )
 
     def loss(self, params, batch, context: Context) -> Loss:
@@ -142,8 +145,9 @@ class ImageClassification(ImageTask):
         smoothing = self.label_smoothing if context.train else 0.0
         loss = nll
         if smoothing:
-            of_all = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)  # (B,)
-            loss = (1 - smoothing) * nll + smoothing * jnp.sum(of_all * shares.sum(axis=-1))
+            # The cross-entropy with the uniform distribution over all classes.
+            uniform = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)  # (B,)
+            loss = (1 - smoothing) * nll + smoothing * jnp.sum(uniform * shares.sum(axis=-1))
         is_right = logits.argmax(axis=-1)[:, None] == labels
         count = shares.sum()
         metrics = {
@@ -154,7 +158,7 @@ class ImageClassification(ImageTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes; a frozen model has none.
+        # A backward pass costs two forward passes. A frozen model has no backward pass.
         passes = 1 if self.frozen else 3
         return passes * self.model.flops(self.model.num_patches)
 
@@ -166,8 +170,8 @@ class ImageClassification(ImageTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss and the scores of a split.
 
-        Of few classes, these include the macro F1 and the confusion matrix. Raises UserError where
-        the run has no such split.
+        For at most 100 classes, they include the macro F1 and the confusion matrix. Raises
+        UserError if the run has no such split.
         """
         component = arguments.held_out(self.split_rows, split, "files")
         labels, classes = component.labels, len(self.names)
@@ -189,10 +193,10 @@ class ImageClassification(ImageTask):
     def predict(
         self, params, lines: Iterable[str], *, long: str | None = None
     ) -> Iterator[Prediction]:
-        """Yields the class of each image file; a line is the path of one.
+        """Yields the class of each image file. A line is the path of a file.
 
-        An empty line has an empty prediction. Raises UserError for a file that is no image, and
-        where `long` is not None: images have no length.
+        An empty line has an empty prediction. Raises UserError for a file that is not an image, and
+        if `long` is not None, because images have no length.
         """
         if long is not None:
             raise UserError(f"--long={long}: this run reads images, which have no length")
@@ -214,13 +218,14 @@ class ImageClassification(ImageTask):
     def result(self, params, texts: Sequence[str]):
         """Returns the figure of the attention rollout over images, with their predicted classes.
 
-        `texts` are paths of image files; without one, the images are the first held-out ones.
+        `texts` are paths of image files. By default, the first held-out images are shown.
         """
         shown = self.shown(texts)
         placement = Placement.of(params, self.config.mesh)
+        # Images are repeated until their number can be divided over the devices.
         rows_of_mesh = np.resize(shown, (placement.rows(len(shown)), *shown.shape[1:]))
         logits = jax.device_get(hosts.run(self._compiled, placement, params, rows_of_mesh))
-        classes = [self.names[place] for place in logits[: len(shown)].argmax(axis=-1)]
+        classes = [self.names[index] for index in logits[: len(shown)].argmax(axis=-1)]
         title = "attention rollout (Abnar & Zuidema 2020), and the predicted classes"
         return pictures.shares(shown, self.rollout(params, shown), title, classes)
 

@@ -1,4 +1,4 @@
-"""A language model of the codes of images, with their class in front (Esser et al. 2021)."""
+"""Class-conditional image generation by a language model of image tokens (Esser et al. 2021)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,18 +24,19 @@ from transformer_jax.tasks.vqvae import check_codes
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 
-_SHOWN = 8  # samples of a class in a picture
+_SHOWN = 8  # samples per class in a figure
 
 
 @dataclasses.dataclass
 class CodeLM(SourceTask):
-    """The next code of an image, from its class and the codes before it (section 3.2).
+    """Predicts the next token of an image, given its class and the tokens before (section 3.2).
 
-    The autoencoder is frozen; its parameters are below "autoencoder". The tokens of the model are
-    its codes, and behind them the classes of the images.
+    The autoencoder that tokenizes the images is frozen, and its parameters are the subtree
+    "autoencoder". The vocabulary of the model is the autoencoder's codes, followed by one token for
+    each class.
     """
 
-    autoencoder: str = ""  # a run of vqvae, whose codes are learned
+    autoencoder: str = ""  # a run of vqvae, which tokenizes the images
     # keys of the autoencoder's config.model, ((key, value), ...); the run in
     # config.task.autoencoder gives its own
     autoencoder_model: tuple = ()
@@ -51,7 +52,7 @@ class CodeLM(SourceTask):
         check_codes(self._coder, f"config.task.autoencoder={self.autoencoder}")
         if self.model.kind != "causal":
             raise UserError(
-                f"config.model.name={self.config.model.name!r}: is no language model; take one, "
+                f"config.model.name={self.config.model.name!r}: is not a language model; take one, "
                 "such as gpt"
             )
         if self.length > self.model.window:
@@ -67,7 +68,7 @@ class CodeLM(SourceTask):
 
     @property
     def length(self) -> int:
-        """The number of codes of an image."""
+        """The number of tokens of an image."""
         return self._coder.num_patches
 
     @property
@@ -78,7 +79,7 @@ class CodeLM(SourceTask):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The classes of the training images; one without a name where they have none."""
+        """The classes of the training images; one class without a name if they have no labels."""
         names = self.source.label_names("train") or ("",)
         if len(names) > self._num_classes:
             raise UserError(
@@ -120,6 +121,7 @@ class CodeLM(SourceTask):
     def loss(self, params, batch, context: Context) -> Loss:
         coder = jax.lax.stop_gradient(params["autoencoder"])
         codes = self._coder.apply({"params": coder}, batch["images"], method="codes")
+        # The class takes the role of a start token: it predicts the first token of the image.
         tokens = jnp.concatenate([self._coder.num_codes + batch["labels"], codes[:, :-1]], axis=1)
         variables = {"params": params}
         hidden = states(self.model, params, Inputs(tokens), context)
@@ -135,7 +137,7 @@ class CodeLM(SourceTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes; the autoencoder has none.
+        # A backward pass costs two forward passes. The frozen autoencoder has no backward pass.
         return 3 * self.model.flops(self.length) + self._coder.flops(self.length)
 
     def positions(self, row_shape: int = 0) -> int:
@@ -149,14 +151,14 @@ class CodeLM(SourceTask):
     def samples(
         self, params, classes: Sequence[str], *, temperature: float = 1.0, seed: int = 0
     ) -> np.ndarray:
-        """Returns an image uint8 (N, S, S, C) for each of N names of classes.
+        """Returns images uint8 (N, S, S, C), one sample for each of N class names.
 
-        Raises UserError for a name that no class has.
+        Raises UserError for a name that is not a class.
         """
         for name in classes:
             if name not in self.names:
                 known = ", ".join(self.names[:20])
-                raise UserError(f"{name!r} is no class of the run's images; there are: {known}")
+                raise UserError(f"{name!r} is not a class of the run's images; there are: {known}")
         if temperature <= 0:
             raise UserError(f"temperature={temperature}: must be above 0")
         placement = Placement.of(params, self.config.mesh).decoding()
@@ -166,7 +168,7 @@ class CodeLM(SourceTask):
         return Coder.of(self._coder, params["autoencoder"], self.config).images(codes)
 
     def result(self, params, texts: Sequence[str]) -> "Figure":
-        """Returns a picture of samples of the classes with these names, by default of all."""
+        """Returns a figure of samples of the classes that `texts` names, by default of all."""
         names = [*texts] or [*self.names]
         drawn = self.samples(params, [name for name in names for _ in range(_SHOWN)])
         images = drawn.reshape(len(names), _SHOWN, *drawn.shape[1:])

@@ -1,4 +1,4 @@
-"""BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
+"""BERT's pre-training: masked tokens and, unless rows are single texts, next sentences."""
 
 import dataclasses
 from typing import Literal
@@ -18,25 +18,25 @@ from transformer_jax.objectives.texts import MaskedTextTask, masked_loss, states
 
 @dataclasses.dataclass
 class MaskedLM(MaskedTextTask):
-    """The objectives of Devlin et al. 2018, section 3.1."""
+    """Masked language modeling and next-sentence prediction (Devlin et al. 2018, section 3.1)."""
 
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
     # predictions of a row)
     phases: tuple = ((1.0, 128, 20),)
     # weight of the next-sentence loss; 0: rows are single texts, not pairs (Liu et al. 2019)
     next_sentence: NonNegativeFloat = 1.0
-    # in half of the pairs, the second text is of another document (next_sentence), or the texts
-    # that follow each other are swapped (sentence_order; Lan et al. 2019)
+    # in half of the pairs, the second text is from another document (next_sentence), or the two
+    # consecutive texts are swapped (sentence_order; Lan et al. 2019)
     second_text: Literal["next_sentence", "sentence_order"] = "next_sentence"
-    # rows of single texts are whole sentences that follow each other, across documents, with a
-    # separator between documents (Liu et al. 2019); false: windows of the text
+    # rows of single texts are consecutive whole sentences, across documents, with a separator
+    # between documents (Liu et al. 2019); false: windows of the text
     full_sentences: bool = False
     whole_words: bool = False  # mask all pieces of a word or none
-    # weights of masked spans of 1, 2, 3, ... tokens; of words with whole_words
+    # weights of masked spans of 1, 2, 3, ... tokens, or of words with whole_words
     ngrams: tuple = (1.0,)
-    # in training, the probability that a token is masked is in proportion to its count in the
-    # training text to the power of minus this number; 0.7 prefers rare ones as the published code
-    # of DistilBERT does, 0 masks all alike
+    # in training, the probability that a token is masked is proportional to its count in the
+    # training text to the power of minus this number; 0.7 prefers rare tokens, as the published
+    # code of DistilBERT does, 0 masks all tokens with equal probability
     rare_words: NonNegativeFloat = 0.0
 
     def __post_init__(self):
@@ -87,28 +87,29 @@ class MaskedLM(MaskedTextTask):
         return weights
 
     def inputs(self, batch) -> Inputs:
-        """Returns what the model reads of a batch."""
+        """Returns the model's inputs for a batch."""
         return Inputs(
             batch["tokens"], token_types=batch["token_types"], segment_ids=batch["segment_ids"]
         )
 
     def paired(self, batch) -> jax.Array:
-        """Returns the rows that predict the next sentence, bool: all but those of padding."""
+        """Returns which rows predict the next sentence (B,) bool: all rows that are not padding."""
         return batch["segment_ids"].max(axis=-1) > 0
 
     def loss(self, params, batch, context: Context) -> Loss:
         return self.loss_of_states(params, batch, self.states(self.model, params, batch, context))
 
     def states(self, model, params, batch, context: Context) -> jax.Array:
-        """Returns a model's states of the rows (B, L, M)."""
+        """Returns the hidden states of the rows (B, L, M), of the task's model or another one."""
         return states(model, params, self.inputs(batch), context)
 
     def loss_of_states(self, params, batch, hidden: jax.Array) -> Loss:
-        """Returns the loss of the rows whose states are `hidden` (B, L, M)."""
+        """Returns the loss of the rows, given their hidden states (B, L, M)."""
         terms, metrics, _ = masked_loss(self.model, params, batch, hidden)
         if self.next_sentence:
             logits = self.model.apply({"params": params}, hidden, method="next_logits")
             is_row = self.paired(batch)
+            # Class 0 is "the second text follows the first", as in the published checkpoints.
             label = 1 - batch["follows"]
             nsp = jnp.sum(label_nll(logits, label) * is_row)
             num_rows = is_row.sum(dtype=jnp.int32)
@@ -118,6 +119,8 @@ class MaskedLM(MaskedTextTask):
         return Loss(terms, metrics)
 
     def group(self, path):
+        # Without a next-sentence loss these layers get no gradient. Frozen, they are not changed by
+        # weight decay either, and have no optimizer state.
         is_unused = not self.next_sentence and path[0] in ("pooler", "nsp")
         return None if is_unused else super().group(path)
 
@@ -129,11 +132,11 @@ class MaskedLM(MaskedTextTask):
     # evaluation
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the losses and accuracies of both objectives for a split.
+        """Returns the losses and accuracies of both objectives on a split.
 
-        The rows are those of the last phase. A split of fewer than 2,000 rows is read several
-        times, with other pairs and masks. "most_frequent" is the accuracy of always predicting the
-        most frequent label. Raises UserError where the run has no such split.
+        The rows have the length of the last phase. A split of fewer than 2,000 rows is read several
+        times, with different pairs and masks. "most_frequent" is the accuracy of always predicting
+        the most frequent label. Raises UserError if the run has no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)

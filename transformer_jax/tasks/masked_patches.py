@@ -1,4 +1,4 @@
-"""Masked autoencoders: pre-training by the pixels of hidden patches (He et al. 2021)."""
+"""Masked autoencoders: pre-training by predicting the pixels of masked patches (He et al. 2021)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,22 +29,23 @@ class Reconstructions(NamedTuple):
     """Images uint8 (N, S, S, C), from 0 to 255."""
 
     originals: np.ndarray
-    visible: np.ndarray  # hidden patches are grey
-    reconstructed: np.ndarray  # visible patches as they are, the pixels of the others as predicted
+    visible: np.ndarray  # the visible patches; masked patches are gray
+    reconstructed: np.ndarray  # the visible patches, and the predicted pixels of masked patches
 
 
 @dataclasses.dataclass
 class MaskedPatches(ImageTask):
-    """Predicting the pixels of hidden patches from the others, which alone the model reads.
+    """Predicts the pixels of masked patches, given the visible patches.
 
-    A decoder over all patches predicts them. The loss is the mean squared error on hidden patches
-    (section 3). A fine-tuning by image_classification leaves the decoder out.
+    The model encodes only the visible patches, and a small decoder over all patches predicts the
+    pixels. The loss is the mean squared error on masked patches (section 3). Fine-tuning by
+    image_classification drops the decoder.
     """
 
-    mask_ratio: float = 0.75  # share of the patches of an image that are hidden
-    # predict the pixels of a patch less their mean and over their standard deviation
+    mask_ratio: float = 0.75  # share of the patches of an image that are masked
+    # predict the pixels of a patch normalized by their mean and standard deviation
     normalise_pixels: bool = True
-    decoder_layers: PositiveInt = 8  # number of the decoder's blocks
+    decoder_layers: PositiveInt = 8  # layers of the decoder
     decoder_width: PositiveInt = 512  # width of the decoder's residual stream
     decoder_heads: PositiveInt = 16  # attention heads of a layer of the decoder
 
@@ -108,7 +109,9 @@ class MaskedPatches(ImageTask):
         return {"loss": batch["weight"].sum().astype(jnp.float32)}
 
     def predicted(self, params, batch, context: Context = _EVALUATION) -> Float[Array, "B N F"]:
-        """Returns the predictions of all patches; "order" has the visible ones first."""
+        """Returns the predicted pixels of all patches."""
+        # "order" is a random permutation of the patches, of which the first are visible. All images
+        # have equally many, so that the arrays have a fixed shape.
         visible = batch["order"][:, : self.num_visible]
         states = self.model.apply(
             {"params": self.model_params(params)},
@@ -120,14 +123,15 @@ class MaskedPatches(ImageTask):
         return self.decoder.apply({"params": params["decoder"]}, states, batch["order"])
 
     def targets(self, images: Num[Array, "B H W C"]) -> tuple[Array, Array, Array]:
-        """Returns (the numbers to predict (B, N, F), mean and deviation of each patch (B, N, 1)).
+        """Returns (targets (B, N, F), mean and standard deviation of each patch (B, N, 1)).
 
-        The numbers are normalised by mean and deviation where config.task.normalise_pixels.
+        With config.task.normalise_pixels, the targets are normalized by the latter two.
         """
         pixels = patches.normalised(images, self.model.mean, self.model.std)
         flat = patches.patches(pixels, self.model.patch_size)
         flat = flat.reshape(*flat.shape[:2], -1)
         mean = flat.mean(axis=-1, keepdims=True)
+        # The variance is the unbiased estimate, as in the published code.
         deviation = jnp.sqrt(flat.var(axis=-1, keepdims=True, ddof=1) + _EPSILON)
         return (flat - mean) / deviation if self.normalise_pixels else flat, mean, deviation
 
@@ -135,12 +139,12 @@ class MaskedPatches(ImageTask):
         predicted = self.predicted(params, batch, context)
         targets, _, _ = self.targets(batch["images"])
         errors = jnp.square(predicted - targets).mean(axis=-1)  # (B, N)
-        hidden = batch["order"][:, self.num_visible :]
-        of_row = jnp.take_along_axis(errors, hidden, axis=1, mode="clip").mean(axis=1)
-        loss = jnp.sum(of_row * batch["weight"])
+        masked = batch["order"][:, self.num_visible :]
+        row_errors = jnp.take_along_axis(errors, masked, axis=1, mode="clip").mean(axis=1)
+        loss = jnp.sum(row_errors * batch["weight"])
         count = batch["weight"].sum(dtype=jnp.int32)
-        num_hidden = hidden.shape[1]
-        filled = (count * num_hidden, jnp.int32(hidden.size))
+        num_masked = masked.shape[1]
+        filled = (count * num_masked, jnp.int32(masked.size))
         return Loss({"loss": loss}, {"loss": (loss, count), "filled": filled})
 
     def flops(self, row_shape: int = 0) -> float:
@@ -154,9 +158,9 @@ class MaskedPatches(ImageTask):
     # use
 
     def reconstruct(self, params, images: np.ndarray) -> Reconstructions:
-        """Returns images uint8 (N, S, S, C), their visible patches, and their reconstruction.
+        """Returns images uint8 (N, S, S, C), their visible patches, and their reconstructions.
 
-        The hidden patches of an image are those of an evaluation's row of the same number.
+        The masked patches of an image are those of the evaluation row with the same index.
         """
         count = self.model.num_patches
         generators = [rows.generator(self.philox_key, n, 0) for n in range(len(images))]
@@ -175,9 +179,9 @@ class MaskedPatches(ImageTask):
         )
 
     def result(self, params, texts: Sequence[str]):
-        """Returns the figure of images, their visible patches, and their reconstruction.
+        """Returns the figure of images, their visible patches, and their reconstructions.
 
-        `texts` are paths of image files; without one, the images are the first held-out ones.
+        `texts` are paths of image files. By default, the first held-out images are shown.
         """
         originals, visible, reconstructed = self.reconstruct(params, self.shown(texts))
         images = {"image": originals, "visible": visible, "reconstructed": reconstructed}

@@ -1,4 +1,4 @@
-"""Masked residues of proteins: the pre-training of ESM (Rives et al. 2021)."""
+"""Masked language modeling of protein residues, the pre-training of ESM (Rives et al. 2021)."""
 
 import dataclasses
 import math
@@ -19,15 +19,15 @@ from transformer_jax.objectives.proteins import ProteinTask
 from transformer_jax.objectives.texts import MASKED, masked_loss, perplexity, states
 from transformer_jax.scores import ngrams
 
-_COUNTED = 2**24  # residues of the training split that n-gram models count
+_COUNTED = 2**24  # residues of the training split on which the n-gram baselines are counted
 
 
 @dataclasses.dataclass
 class MaskedResidues(ProteinTask):
-    """A row is one protein, or a part of it that each epoch draws anew.
+    """A row is one protein, or a part of a longer one that is drawn anew in each epoch.
 
-    Of the predicted residues, 80 % are masked, 10 % become another one and 10 % stay. "ece" is the
-    exponential of the cross-entropy.
+    Of the predicted residues, 80 % are masked, 10 % are replaced by another residue, and 10 % are
+    unchanged. "ece" is the exponential of the cross-entropy.
     """
 
     # share of the tokens of a row that are predicted
@@ -78,9 +78,10 @@ class MaskedResidues(ProteinTask):
         return {"ece": perplexity(means["loss"])}
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns loss, accuracy and ECE of a split, and those of n-gram models of its training.
+        """Returns loss, accuracy and ECE of a split, and the scores of n-gram baselines.
 
-        Raises UserError where the run has no such split.
+        The n-gram models are counted on the training split. Raises UserError if the run has no such
+        split.
         """
         scores = super().evaluate(params, split)
         counted, evaluated = (
@@ -96,10 +97,10 @@ class MaskedResidues(ProteinTask):
         """Yields the score of the mutations of each line, in order.
 
         A line is residues, a tab, and mutations such as A10V,K3R. The score is the sum of log
-        p(mutant) - log p(wild) with all mutated places masked. An empty line has an empty
-        prediction. `long` decides about a protein longer than `config.model.max_length`: "skip"
-        leaves its prediction empty, "refuse", the default, raises UserError. Raises UserError for a
-        line of another form.
+        p(mutant) - log p(wild type), with all mutated positions masked. An empty line has an empty
+        prediction. `long` says what to do with a protein longer than `config.model.max_length`:
+        "skip" leaves its prediction empty, and "refuse", the default, raises UserError. Raises
+        UserError for a line of another form.
         """
         room = self.model.window - 2
         limit = f"config.model.max_length={self.model.max_length} tokens, including two around it"

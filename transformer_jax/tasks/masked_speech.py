@@ -1,4 +1,4 @@
-"""Pre-training on sound: telling the masked frames of an utterance apart (Baevski et al. 2020)."""
+"""Speech pre-training with a contrastive loss over masked frames (Baevski et al. 2020)."""
 
 import dataclasses
 
@@ -13,34 +13,35 @@ from transformer_jax.data.speech import MaskedRows, Masking
 from transformer_jax.families.wav2vec2 import Predictions
 from transformer_jax.objectives.speech import SpeechTask
 
-_EPSILON = 1e-7  # beside a probability, in its logarithm
+_EPSILON = 1e-7  # added to a probability, in its logarithm
 _EXCLUDED = -1e9  # the logit of a distractor that equals the true code
 
 
 @dataclasses.dataclass
 class MaskedSpeech(SpeechTask):
-    """The contrastive and the diversity loss of wav2vec 2.0 (section 3).
+    """The contrastive loss and the diversity loss of wav2vec 2.0 (section 3).
 
-    The state of a masked frame tells its quantized features from those of other masked frames of
-    its utterance. A row is a crop, drawn anew in each epoch. The usage of the codes is that of a
-    microbatch, as it is that of one device in the published code.
+    The hidden state of a masked frame identifies the quantized features of this frame among those
+    of other masked frames of the utterance, the distractors. A row is a crop that is drawn anew in
+    each epoch. The usage of codes is measured in a microbatch, where the published code measures it
+    on one device.
 
-    "loss" and "accuracy" are those of the contrastive loss, and "codes_used" is the perplexity of
-    the codes, summed over the codebooks.
+    "loss" and "accuracy" belong to the contrastive loss, and "codes_used" is the perplexity of the
+    codes, summed over the codebooks.
     """
 
-    # The usage of the codes is no sum over rows.
+    # The diversity loss is not a sum over rows: it is an entropy of the whole microbatch.
     sums_over_rows = False
 
-    masked: Share = 0.65  # total length of the masked spans over that of a row; they overlap
+    masked: Share = 0.65  # total length of the masked spans, which overlap, as a share of a row
     span: PositiveInt = 10  # frames of a masked span
-    distractors: PositiveInt = 100  # other masked frames beside each true one
-    similarity_temperature: PositiveFloat = 0.1  # by which similarities are divided
-    diversity_weight: float = 0.1  # weight of the loss of the codes' diversity
+    distractors: PositiveInt = 100  # distractors of each masked frame
+    similarity_temperature: PositiveFloat = 0.1  # divisor of the similarities
+    diversity_weight: float = 0.1  # weight of the diversity loss
     power_weight: float = 0.0  # weight of the mean square of the features
-    temperature: PositiveFloat = 2.0  # of the Gumbel softmax, at first
-    least_temperature: PositiveFloat = 0.5  # below which the temperature does not fall
-    temperature_decay: Share = 0.999995  # factor of the temperature from update to update
+    temperature: PositiveFloat = 2.0  # initial temperature of the Gumbel softmax
+    least_temperature: PositiveFloat = 0.5  # lower limit of the temperature
+    temperature_decay: Share = 0.999995  # factor of the temperature per update
 
     def __post_init__(self):
         super().__post_init__()
@@ -53,9 +54,9 @@ class MaskedSpeech(SpeechTask):
                 f"config.task.seconds={self.seconds}"
             )
 
-    # At least two spans, as in the published code.
     @property
     def masking(self) -> Masking:
+        # At least two spans, as in the published code.
         return Masking(self.masked, self.span, least=2)
 
     def component(self, records):
@@ -74,8 +75,8 @@ class MaskedSpeech(SpeechTask):
         return self.spec_of_rows(shapes | dict.fromkeys(("places", "weights"), (most,)))
 
     def init(self, rng):
-        sound, places = jnp.zeros((1, self.samples)), jnp.zeros((1, 2), jnp.int32)
-        return self.model.init(rng, sound, places, method="predictions")["params"]
+        sound, positions = jnp.zeros((1, self.samples)), jnp.zeros((1, 2), jnp.int32)
+        return self.model.init(rng, sound, positions, method="predictions")["params"]
 
     def weights(self, batch):
         count = batch["weights"].sum().astype(jnp.float32)
@@ -90,6 +91,8 @@ class MaskedSpeech(SpeechTask):
         count = batch["weights"].sum(dtype=jnp.int32)
         used = _perplexity(predicted.quantized.probabilities, weights)
         codes = self.model.codebooks * self.model.codes
+        # The diversity and the power are means over the microbatch. They are multiplied by its
+        # number of masked frames, because every term is later divided by the number in the batch.
         terms = {
             "contrastive": jnp.sum(losses * weights),
             "diversity": (codes - used) / codes * weights.sum(),
@@ -108,8 +111,8 @@ class MaskedSpeech(SpeechTask):
         if context.train:
             dropout, gumbel = jax.random.split(context.rng)
             options = {"rngs": {"dropout": dropout, "gumbel": gumbel}}
-            fallen = self.temperature * self.temperature_decay ** context.step.astype(jnp.float32)
-            temperature = jnp.maximum(fallen, self.least_temperature)
+            annealed = self.temperature * self.temperature_decay ** context.step.astype(jnp.float32)
+            temperature = jnp.maximum(annealed, self.least_temperature)
         return self.model.apply(
             {"params": params},
             Inputs(sound=batch["sound"], lengths=batch["length"], masked=batch["masked"]),
@@ -130,7 +133,7 @@ def _logits(
 ) -> Float[Array, "B P N"]:
     """Returns the logits of the true codes and of K distractors (B, P, K + 1) (equation 3).
 
-    A distractor with the codes of the true frame is no alternative.
+    A distractor with the same codes as the true frame is excluded, because it is not wrong.
     """
     similar = jnp.einsum("bpe,bqe->bpq", _unit(predicted.contexts), _unit(predicted.targets))
     similar = similar / temperature
@@ -142,7 +145,7 @@ def _logits(
 
 
 def _unit(x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
-    """Returns vectors of length 1. Those that are almost 0 stay so."""
+    """Returns the vectors normalized to length 1. A vector that is almost 0 remains so."""
     square = jnp.square(x).sum(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(square, 1e-16))
 

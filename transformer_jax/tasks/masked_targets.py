@@ -20,11 +20,12 @@ from transformer_jax.tasks.text_to_text import TextToText
 
 @dataclasses.dataclass
 class MaskedTargets(TextToText):
-    """The target of each source, by a model of the kind of BERT.
+    """The target of each source, by a model of BERT's kind.
 
-    Source and target are one row: [CLS] source [SEP] target [SEP]. Masks hide a share of the
-    target's tokens, its end among them, and the loss is theirs. An evaluation measures the
-    probability of each target token after the whole source and all target tokens before it.
+    Source and target are one row, [CLS] source [SEP] target [SEP]. In training, a share of the
+    target's tokens, which may include its end, is masked, and the loss is over the masked tokens.
+    An evaluation measures the probability of each target token given the whole source and all
+    target tokens before it.
     """
 
     # share of the target's tokens that are masked in training
@@ -91,7 +92,7 @@ class MaskedTargets(TextToText):
         return self.loss_of(params, hidden, batch | predicted, context)
 
     def _states_of_masked(self, params, batch, context: Context) -> jax.Array:
-        """Returns the states (B, P, M) of the masked tokens."""
+        """Returns the hidden states (B, P, M) of the masked tokens."""
         hidden = self.model.apply(
             {"params": params},
             _joined(self._source(batch), self._target(batch, batch["target"])),
@@ -99,18 +100,20 @@ class MaskedTargets(TextToText):
             method="hidden",
             rngs={"dropout": context.rng},
         )
-        places = self.source_length + batch["masked_positions"]
-        return jnp.take_along_axis(hidden, places[..., None], axis=1)
+        indices = self.source_length + batch["masked_positions"]
+        return jnp.take_along_axis(hidden, indices[..., None], axis=1)
 
     def _states_of_all(self, params, batch) -> jax.Array:
-        """Returns the states (B, T, M) of a mask in the place of each target token.
+        """Returns the hidden states (B, T, M) of a mask at the position of each target token.
 
-        A mask sees the source and the tokens before its place, and no token sees a mask: these are
-        the states that decoding computes one by one.
+        A mask attends to the source and to the target tokens before its position, and no token
+        attends to a mask. These are the hidden states that decoding computes one by one, here in
+        one forward pass.
         """
         labels = batch["labels"]
         masks = self._target(batch, jnp.full_like(labels, self.tokenizer.source.mask_id))
-        masks = masks.replace(ranks=masks.ranks - 1)  # below that of the token in its place
+        # The rank of a mask is between those of the token at its position and of the token before.
+        masks = masks.replace(ranks=masks.ranks - 1)
         row = _joined(self._source(batch), self._target(batch, labels), masks)
         length = row.tokens.shape[1]
         is_mask = jnp.arange(length) >= length - self.target_length
@@ -119,7 +122,7 @@ class MaskedTargets(TextToText):
         return hidden[:, -self.target_length :]
 
     def _source(self, batch) -> Inputs:
-        """Returns the model's inputs for the sources of a batch, each (B, S)."""
+        """Returns the model's inputs for the sources of a batch, arrays (B, S)."""
         tokens = batch["source"]
         return Inputs(
             tokens,
@@ -130,16 +133,17 @@ class MaskedTargets(TextToText):
         )
 
     def _target(self, batch, tokens: jax.Array) -> Inputs:
-        """Returns the model's inputs for `tokens` (B, T) in the places of the targets."""
-        places, segments = batch["target_positions"], batch["target_segment_ids"]
-        # A target stands behind its source.
-        of_source = segments[:, :, None] == batch["source_segment_ids"][:, None, :]
+        """Returns the model's inputs for `tokens` (B, T) at the positions of the targets."""
+        positions, segments = batch["target_positions"], batch["target_segment_ids"]
+        # The positions of a target continue those of its source.
+        is_source = segments[:, :, None] == batch["source_segment_ids"][:, None, :]
         return Inputs(
             tokens,
-            positions=places + of_source.sum(axis=-1, dtype=jnp.int32),
+            positions=positions + is_source.sum(axis=-1, dtype=jnp.int32),
             segment_ids=segments,
             token_types=jnp.full_like(tokens, self._types[1]),
-            ranks=2 * places + 2,
+            # Sources have rank 0. Odd ranks are left free for the masks of an evaluation.
+            ranks=2 * positions + 2,
         )
 
     @property
@@ -161,7 +165,7 @@ class MaskedTargets(TextToText):
     ) -> Attended:
         """Returns the attention weights between the words of source and target, in one row.
 
-        `target` is by default the model's own output. With `pieces`, the weights are between
+        By default, `target` is the model's own output. With `pieces`, the weights are between
         tokens. Raises UserError for a row longer than `config.model.max_length`.
         """
         if target is None:
@@ -184,5 +188,5 @@ class MaskedTargets(TextToText):
 
 
 def _joined(*parts: Inputs) -> Inputs:
-    """Returns the inputs of rows that consist of these parts."""
+    """Returns inputs whose rows are these parts, concatenated."""
     return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)

@@ -10,10 +10,10 @@ from transformer_jax.tasks.masked_lm import MaskedLM
 
 @dataclasses.dataclass
 class MixedMasks(MaskedLM):
-    """The objectives of Dong et al. 2019, section 2.3, mixed in each batch.
+    """Masked tokens under four attention masks, mixed in each batch (Dong et al. 2019, sec. 2.3).
 
-    A masked token is predicted at its own place, with the states that its mask shows. Each
-    objective has its own token types where the model has six.
+    A masked token is predicted at its own position, from the positions that the objective's
+    attention mask allows. Each objective has its own token types if the model has six.
     """
 
     ngrams: tuple = (0.8, 0.1, 0.1)  # weights of masked spans of 1, 2 and 3 tokens, as published
@@ -25,7 +25,8 @@ class MixedMasks(MaskedLM):
         name = self.config.model.name
         if "write" not in self.model.can:
             raise UserError(
-                f"config.model.name={name!r}: this model has no masks by ranks; bert has"
+                f"config.model.name={name!r}: takes no attention masks by ranks; take a model "
+                "that does, such as bert"
             )
         if len(self.shares) != len(OBJECTIVES) or not are_weights(self.shares):
             raise UserError(

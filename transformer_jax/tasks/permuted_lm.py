@@ -1,4 +1,4 @@
-"""Permuted language modelling: predicting tokens in a random order (Yang et al. 2019)."""
+"""Permutation language modeling: predicting tokens in a random order (Yang et al. 2019)."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -18,14 +18,14 @@ _MIN_LENGTH = 16
 
 @dataclasses.dataclass
 class PermutedLM(EncoderUse, TextTask):
-    """The objective of Yang et al. 2019, equation 5.
+    """Permutation language modeling with partial prediction (Yang et al. 2019, equation 5).
 
-    One token in six is predicted, in spans. A target is predicted from its position, the tokens
-    that are no targets and the targets before it in the order. Where the model has a memory, a row
-    also sees the first halves of the rows before it, which its text follows.
+    One token in six is predicted, in spans. A target is predicted given its position, the tokens
+    that are not targets, and the targets before it in the order. If the model has a memory, a row
+    also attends to the first halves of the rows before it, whose text it continues.
     """
 
-    # tokens of a row; with a memory, the next row begins at its middle
+    # tokens of a row; with a memory, the next row starts at its middle
     length: Annotated[int, Range(least=_MIN_LENGTH)] = 512
 
     def __post_init__(self):
@@ -49,7 +49,7 @@ class PermutedLM(EncoderUse, TextTask):
 
     @property
     def _remembered(self) -> int:
-        """The tokens of a row that the memory takes in."""
+        """The number of first tokens of a row that are added to the memory."""
         return self.length // 2 if self.model.memory_length else 0
 
     @cached_property
@@ -59,7 +59,7 @@ class PermutedLM(EncoderUse, TextTask):
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
         tokenizer = super().tokenizer
-        tokenizer.required("cls", "sep", user="permuted language modelling")
+        tokenizer.required("cls", "sep", user="permutation language modeling")
         return tokenizer
 
     # training
@@ -97,14 +97,16 @@ class PermutedLM(EncoderUse, TextTask):
             batch["target_weights"].astype(jnp.float32),
         )
         count = batch["target_weights"].sum(dtype=jnp.int32)
+        # The texts of a row fill it, so there is no padding.
         size = jnp.int32(batch["tokens"].size)
         metrics = {"loss": (loss, count), "accuracy": (correct, count), "filled": (size, size)}
         return Loss({"loss": loss}, metrics, carry)
 
     def _states(self, params, batch, context: Context):
-        """Returns (the states of the targets (B, P, M), carry)."""
+        """Returns (the hidden states of the targets (B, P, M), carry)."""
         carry = context.carry
         if carry is not None:
+            # Where a stream restarts, the memory is marked as empty instead of being cleared.
             memory, filled = carry
             carry = memory, jnp.where(batch["restarts"] > 0, 0, filled)
         outputs, _ = self.model.apply(
@@ -130,10 +132,11 @@ class PermutedLM(EncoderUse, TextTask):
     # evaluation
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns loss, accuracy and perplexity of a split; with a memory, it is one stream.
+        """Returns loss, accuracy and perplexity of a split.
 
-        Otherwise a split of fewer than 2,000 rows is read several times, with other orders. Raises
-        UserError where the run has no such split.
+        A model with a memory reads the split as a single stream. Otherwise, a split of fewer than
+        2,000 rows is read several times, with different orders. Raises UserError if the run has no
+        such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)

@@ -1,5 +1,5 @@
-"""Proximal policy optimization of a language model by rewards of its answers (Schulman et al. 2017;
-Ziegler et al. 2019; Ouyang et al. 2022).
+"""Proximal policy optimization of a language model by rewards of its completions (Schulman et al.
+2017; Ziegler et al. 2019; Ouyang et al. 2022).
 """
 
 import dataclasses
@@ -23,25 +23,25 @@ from transformer_jax.objectives.texts import check_row_length
 
 @dataclasses.dataclass
 class PPO(Policy):
-    """The objective of Ziegler et al. 2019, section 2.2, and of Ouyang et al. 2022, equation 2.
+    """Proximal policy optimization (Ziegler et al. 2019, section 2.2; Ouyang et al. 2022, eq. 2).
 
-    The reward of an answer is that of its last token. Each token has a penalty, the coefficient
-    times the log-ratio of the policy and the reference. The value of a token is a head on the
-    policy's state; the parameters of the head are below "value".
+    The reward of a completion is given at its last token. Every token has a KL penalty, the
+    coefficient times the log-ratio of the policy and the reference. The value of a token is a head
+    on the policy's hidden state, whose parameters are the subtree "value".
     """
 
-    epochs: PositiveInt = 4  # passes over the answers of a step
-    kl_coefficient: NonNegativeFloat = 0.15  # of the penalty, at the beginning
-    # nats of an answer to which the coefficient adapts the divergence; None: it is constant
+    epochs: PositiveInt = 4  # passes over the completions of a step
+    kl_coefficient: NonNegativeFloat = 0.15  # initial coefficient of the KL penalty
+    # divergence, in nats per completion, to which the coefficient adapts; None: it is constant
     target_kl: PositiveFloat | None = 6.0
-    horizon: PositiveInt = 10_000  # answers: the time of the coefficient's adaptation
+    horizon: PositiveInt = 10_000  # completions over which the coefficient adapts
     discount: Share = 1.0  # gamma
     decay: Share = 0.95  # lambda of the advantages
-    whitens_rewards: bool = True  # divides the rewards of a step by their deviation
-    value_coefficient: NonNegativeFloat = 0.1
-    # files of texts, whose loss as a language model is added ("PPO-ptx")
+    whitens_rewards: bool = True  # divides the rewards of a step by their standard deviation
+    value_coefficient: NonNegativeFloat = 0.1  # weight of the loss of values
+    # text files whose loss as a language model is added ("PPO-ptx")
     text_files: str = ""
-    text_coefficient: NonNegativeFloat = 27.8
+    text_coefficient: NonNegativeFloat = 27.8  # weight of the loss of texts
     text_length: int = 128  # tokens of a row of texts
 
     heads = ("value",)
@@ -96,29 +96,31 @@ class PPO(Policy):
         return jnp.float32(self.kl_coefficient)
 
     def experience(self, params, batch, context: Context):
-        """Returns answers with their advantages and returns, and the coefficient that follows."""
-        answered = self.answered(params, batch, context)
-        answered |= self.in_parts(lambda rows: self._before(params, rows), answered)
-        filled = Answers.of(answered).filled(self.max_tokens)
+        """Returns rollouts with advantages and returns, and the next KL coefficient."""
+        rollout = self.answered(params, batch, context)
+        rollout |= self.in_parts(lambda rows: self._before(params, rows), rollout)
+        filled = Answers.of(rollout).filled(self.max_tokens)
         coefficient = context.memory
-        log_ratios = answered["old_log_probs"] - answered["reference_log_probs"]
+        log_ratios = rollout["old_log_probs"] - rollout["reference_log_probs"]
         is_last = filled & ~jnp.pad(filled[:, 1:], ((0, 0), (0, 1)))
-        rewards = jnp.where(is_last, answered["rewards"][:, None], 0.0) - coefficient * log_ratios
+        rewards = jnp.where(is_last, rollout["rewards"][:, None], 0.0) - coefficient * log_ratios
         if self.whitens_rewards:
+            # The mean is not shifted, as in the code of Ziegler et al. 2019.
             rewards = rollouts.whitened(rewards, filled, shifts_mean=False)
-        gains = rollouts.generalized_advantages(
-            rewards, answered["old_values"], filled, discount=self.discount, decay=self.decay
+        advantages = rollouts.generalized_advantages(
+            rewards, rollout["old_values"], filled, discount=self.discount, decay=self.decay
         )
-        answered |= {
-            "returns": gains + answered["old_values"],
-            "advantages": rollouts.whitened(gains, filled),
-            "coefficient": jnp.broadcast_to(coefficient, answered["rewards"].shape),
+        rollout |= {
+            "returns": advantages + rollout["old_values"],
+            "advantages": rollouts.whitened(advantages, filled),
+            # One entry per row, because the batch is later shuffled and split by rows.
+            "coefficient": jnp.broadcast_to(coefficient, rollout["rewards"].shape),
         }
         texts = {name: array for name, array in batch.items() if name.startswith("text_")}
-        return answered | texts, self._adapted(coefficient, log_ratios)
+        return rollout | texts, self._adapted(coefficient, log_ratios)
 
     def _before(self, params, rows):
-        """Returns log-probabilities and values of answers before the updates of the step."""
+        """Returns log-probabilities and values of completions before the updates of the step."""
         log_probs, values = self._log_probs_and_values(params, rows)
         reference = self.reference_log_probs(params, rows)
         return {
@@ -128,21 +130,22 @@ class PPO(Policy):
         }
 
     def _log_probs_and_values(self, params, rows):
-        answers = Answers.of(rows)
-        states = self.policy_states(params, answers)
-        log_probs = self.log_probs_of_states(self.model, params, states, answers)
+        completions = Answers.of(rows)
+        # The policy and the value function share one forward pass.
+        states = self.policy_states(params, completions)
+        log_probs = self.log_probs_of_states(self.model, params, states, completions)
         values = self._value.apply({"params": params["value"]}, states)[..., 0]
-        return log_probs, jnp.where(answers.filled(self.max_tokens), values, 0.0)
+        return log_probs, jnp.where(completions.filled(self.max_tokens), values, 0.0)
 
     def _adapted(self, coefficient, log_ratios):
-        """Returns the coefficient of the next step."""
+        """Returns the KL coefficient of the next step."""
         if self.target_kl is None:
             return coefficient
         return rollouts.adapted_coefficient(
             coefficient,
             log_ratios.sum(axis=1).mean(),
             target=self.target_kl,
-            horizon=self.horizon / len(log_ratios),
+            horizon=self.horizon / len(log_ratios),  # in batches
         )
 
     def weights(self, batch):
@@ -156,13 +159,13 @@ class PPO(Policy):
         filled = Answers.of(batch).filled(self.max_tokens)
         log_probs, values = self._log_probs_and_values(params, batch)
         log_ratios = log_probs - batch["old_log_probs"]
-        of_policy = rollouts.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)
-        of_value = rollouts.clipped_value_loss(
+        policy_losses = rollouts.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)
+        value_losses = rollouts.clipped_value_loss(
             values, batch["old_values"], batch["returns"], self.clip
         )
         terms = {
-            "policy": jnp.where(filled, of_policy, 0.0).sum(),
-            "value": jnp.where(filled, of_value, 0.0).sum(),
+            "policy": jnp.where(filled, policy_losses, 0.0).sum(),
+            "value": jnp.where(filled, value_losses, 0.0).sum(),
         }
         if self.text_files:
             terms["texts"] = self._text_loss(params, batch)
@@ -178,7 +181,7 @@ class PPO(Policy):
         return Loss(terms, measured | {"loss": (loss, num_tokens)})
 
     def _text_loss(self, params, batch):
-        """Returns the sum of the cross-entropy of texts (Ouyang et al. 2022, equation 2)."""
+        """Returns the summed cross-entropy of the texts (Ouyang et al. 2022, equation 2)."""
         positions, segments = (batch.get(f"text_{name}") for name in ("positions", "segment_ids"))
         inputs = Inputs(batch["text_tokens"], positions=positions, segment_ids=segments)
         hidden = self.model.apply({"params": params}, inputs, method="hidden")

@@ -22,15 +22,15 @@ from transformer_jax.objectives.texts import MaskedTextTask
 
 @dataclasses.dataclass
 class ReplacedTokens(MaskedTextTask):
-    """The objectives of Clark et al. 2020, section 2.
+    """Replaced token detection (Clark et al. 2020, section 2).
 
-    The generator is a masked language model. A token that it samples takes the place of each masked
-    one, and the discriminator says of every token whether it was replaced. A sample that equals the
-    original token counts as original. No gradient passes through the samples.
+    The generator is a masked language model. Each masked token is replaced by a sample of the
+    generator, and the discriminator predicts for every token whether it was replaced. A sample that
+    equals the original token counts as original. No gradient flows through the samples.
 
-    "loss" and "accuracy" are the generator's: its target does not change during a run, while the
-    discriminator's becomes harder. "replaced_accuracy" is the discriminator's, and
-    "always_original" that of calling every token original.
+    "loss" and "accuracy" belong to the generator, because its task is the same throughout a run,
+    while the discriminator's becomes harder. "replaced_accuracy" is the accuracy of the
+    discriminator, and "always_original" the accuracy of calling every token original.
     """
 
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
@@ -38,9 +38,9 @@ class ReplacedTokens(MaskedTextTask):
     phases: tuple = ((1.0, 128, 19),)
     # share of the tokens of a row that the generator replaces
     selected: Annotated[float, Range(above=0, below=1)] = 0.15
-    # weight of the discriminator's loss beside the generator's
+    # weight of the discriminator's loss, relative to the generator's
     replaced_weight: PositiveFloat = 50.0
-    # rows are pairs of texts that follow each other in one order or the other, not windows
+    # rows are pairs of consecutive texts, in one order or the other, instead of windows
     pairs: bool = False
 
     masked = (*MaskedTextTask.masked, "masked_draws")
@@ -68,7 +68,7 @@ class ReplacedTokens(MaskedTextTask):
         )
 
     def _check_generator(self) -> None:
-        """Raises UserError where the model is a discriminator alone, as converted ones are."""
+        """Raises UserError if the model is only a discriminator, as converted checkpoints are."""
         if not self.model.generator_size:
             raise UserError(
                 "config.model.generator_size=0: no generator replaces tokens; set it to a share of "
@@ -129,7 +129,7 @@ class ReplacedTokens(MaskedTextTask):
         return Loss({"mlm": mlm, "replaced": replaced}, metrics)
 
     def _read(self, params, batch, method: str, tokens, key, *, train: bool) -> jax.Array:
-        """Returns the states of the rows' tokens (B, L) by a method of the model."""
+        """Returns the hidden states of `tokens` (B, L) by a method of the model."""
         return self.model.apply(
             {"params": params},
             Inputs(tokens, token_types=batch["token_types"], segment_ids=batch["segment_ids"]),
@@ -146,10 +146,10 @@ class ReplacedTokens(MaskedTextTask):
     # evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the losses and accuracies of generator and discriminator for a split.
+        """Returns the losses and accuracies of generator and discriminator on a split.
 
-        The rows are those of the last phase. A split of fewer than 2,000 rows is read several
-        times, with other masks. Raises UserError where the run has no such split, or no generator.
+        The rows have the length of the last phase. A split of fewer than 2,000 rows is read several
+        times, with different masks. Raises UserError if the run has no such split or no generator.
         """
         self._check_generator()
         arguments.held_out(self.texts.text, split, "files")
@@ -163,7 +163,7 @@ class ReplacedTokens(MaskedTextTask):
     ) -> Iterator[list[list[Filling]]]:
         """Yields the generator's likeliest words for each [MASK] of each text.
 
-        Raises UserError where the run has no generator, and as that of a masked language model.
+        Raises UserError if the run has no generator, and as `fill` of a masked language model does.
         """
         self._check_generator()
         params = self.model.narrow_params(params)
@@ -172,9 +172,10 @@ class ReplacedTokens(MaskedTextTask):
 
 
 def _sampled(states: jax.Array, output: Output, draws: jax.Array) -> jax.Array:
-    """Returns tokens (B, P) int32 of the softmax of an output, from draws (B, P) int32.
+    """Returns samples (B, P) int32 of the softmax of an output, given draws (B, P) int32.
 
-    The states are (B, P, E). No gradient passes.
+    The draws are random numbers that the data pipeline made, so that a batch determines its
+    samples. The states are (B, P, E). No gradient flows through the samples.
     """
 
     def sample(logits, draws):
@@ -188,8 +189,9 @@ def _sampled(states: jax.Array, output: Output, draws: jax.Array) -> jax.Array:
 
 def _placed(batch, values: jax.Array) -> jax.Array:
     """Returns the tokens (B, L) with `values` (B, P) at the masked positions."""
-    places = jnp.arange(batch["tokens"].shape[1])
-    is_place = batch["masked_positions"][..., None] == places  # (B, P, L)
-    is_place &= batch["masked_weights"][..., None] > 0
-    placed = jnp.where(is_place, values[..., None], 0).sum(axis=1)
-    return jnp.where(is_place.any(axis=1), placed, batch["tokens"])
+    positions = jnp.arange(batch["tokens"].shape[1])
+    is_masked = batch["masked_positions"][..., None] == positions  # (B, P, L)
+    # The padding of the masked positions is 0 and must not overwrite the first token.
+    is_masked &= batch["masked_weights"][..., None] > 0
+    placed = jnp.where(is_masked, values[..., None], 0).sum(axis=1)
+    return jnp.where(is_masked.any(axis=1), placed, batch["tokens"])

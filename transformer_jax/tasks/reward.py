@@ -1,4 +1,4 @@
-"""Reward models: a number for each completion of a prompt, learned from preferences."""
+"""Reward models: a scalar for each completion of a prompt, learned from preferences."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,13 @@ from transformer_jax.objectives.preferences import Pairs, PreferenceTask
 class Reward(PreferenceTask, FineTuning):
     """A scalar head on the last token of a completion (Ouyang et al. 2022, section 3.5).
 
-    The rewards of a prompt's completions are the log-odds of their order. The normalised rewards of
-    the first training examples have mean 0 and variance 1. These are measured before each
+    The difference of two completions' rewards is the log-odds that the first is preferred. This
+    leaves the mean of the rewards undetermined, so that they are also normalized: over the first
+    training examples they have mean 0 and variance 1. Mean and deviation are measured before each
     evaluation.
     """
 
-    reference_examples: PositiveInt = 1000  # training examples whose rewards are normalised
+    reference_examples: PositiveInt = 1000  # training examples over which rewards are normalized
 
     two_texts = True
     marks_texts = False
@@ -52,7 +53,7 @@ class Reward(PreferenceTask, FineTuning):
             self.encoder.row(self.tokenizer, example.prompt, completion, length=self.length)
             for completion in example.completions
         ]
-        # A completion that is to be scored stands alone.
+        # A prediction has a single completion, and no rows for others.
         count = self.completions if len(rows) > 1 else 1
         return preferences.padded_rows(rows, count) | {"label": np.float32(example.label)}
 
@@ -81,8 +82,8 @@ class Reward(PreferenceTask, FineTuning):
         return pairs.prompt_means(losses).sum(), count, pairs.metrics()
 
     def scores(self, examples, outputs):
-        """Returns the share of pairs in the right order, and measures of normalised rewards."""
-        rewards = _normalised(examples, outputs)
+        """Returns the share of pairs in the right order, and statistics of normalized rewards."""
+        rewards = _normalized(examples, outputs)
         margins = [r[i] - r[j] for r in rewards for i, j in zip(*np.triu_indices(len(r), 1))]
         flat = np.concatenate(rewards)
         return {
@@ -93,7 +94,7 @@ class Reward(PreferenceTask, FineTuning):
         }
 
     def calibrated(self, params):
-        """Returns the parameters with mean and deviation of the rewards of reference examples."""
+        """Returns the parameters with the mean and deviation of the reference examples' rewards."""
         examples = self._examples("train")[: self.reference_examples]
         outputs = self._outputs(params, examples, "measuring rewards (batches)")
         learned = [x[: len(e.completions), 0] for e, x in zip(examples, outputs)]
@@ -105,7 +106,7 @@ class Reward(PreferenceTask, FineTuning):
     # use
 
     def prediction(self, examples, outputs):
-        ((reward,),) = _normalised(examples, outputs)
+        ((reward,),) = _normalized(examples, outputs)
         return f"{reward:.4f}", {"reward": float(reward)}
 
     def unlabelled(self, lines):
@@ -120,29 +121,32 @@ class Reward(PreferenceTask, FineTuning):
         ]
 
     def score(self, params, pairs: Iterable[tuple[Prompt, str]]) -> Iterator[float]:
-        """Yields the normalised reward of each (prompt, completion), in order.
+        """Yields the normalized reward of each (prompt, completion), in order.
 
-        A prompt is a text, or the messages of a conversation. A text that is longer than
+        A prompt is a text or the messages of a conversation. A text that is longer than
         `config.task.length` is cut as in training.
         """
         examples = [example for line in self._unlabelled(pairs) for example in line.examples]
         outputs = self._outputs(params, examples, "scoring (batches)")
-        return (float(rewards[0]) for rewards in _normalised(examples, outputs))
+        return (float(rewards[0]) for rewards in _normalized(examples, outputs))
 
 
-def _normalised(examples: Iterable[Example], outputs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Returns the normalised rewards of the completions of each example."""
+def _normalized(examples: Iterable[Example], outputs: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Returns the normalized rewards of the completions of each example."""
     return [x[: len(example.completions), 1] for example, x in zip(examples, outputs)]
 
 
 def _put(value: float, like: jax.Array) -> jax.Array:
-    """Returns a number with dtype and sharding of another, the same on all processes."""
+    """Returns a number as an array with the dtype and sharding of `like`.
+
+    All processes must pass the same number.
+    """
     number = np.asarray(value, like.dtype)
     return jax.make_array_from_callback((), like.sharding, lambda _: number)
 
 
 def _prompt_and_completion(number: int, line: str) -> tuple[Prompt, str]:
-    """Returns the texts of a line. One that begins with a brace is a JSON object."""
+    """Returns the two texts of a line. A line that starts with a brace is a JSON object."""
     where = f"line {number}"
     if line.lstrip().startswith("{"):
         value = from_json(line, where)

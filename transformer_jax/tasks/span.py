@@ -1,4 +1,4 @@
-"""Answering a question by a span of a text (Devlin et al. 2018, figure 4c, sections 4.2, 4.3)."""
+"""Extractive question answering (Devlin et al. 2018, figure 4c, sections 4.2 and 4.3)."""
 
 import dataclasses
 import itertools
@@ -25,21 +25,21 @@ _EXCLUDED = -1e9  # logit of a position that cannot be chosen
 class _Part:
     """A question with the part of its context that fits a row."""
 
-    question: int  # its number in the split or input
+    question: int  # its index in the split or input
     answers: tuple[str, ...]
     context: str
     question_ids: list[int]
     begin: int  # the position of the first of `ids` in the row
-    ids: list[int]  # of the part
-    spans: Sequence[tuple[int, int]]  # characters of each of the ids in the context
+    ids: list[int]  # token ids of the part
+    spans: Sequence[tuple[int, int]]  # the characters of the context that each token covers
     central: np.ndarray  # (len(ids),) bool: no other part has more context around the token
-    # first and last token of an answer in `ids`; None: the answer is not in this part
+    # indices in `ids` of the first and last token of an answer; None: it is not in this part
     target: tuple[int, int] | None
 
 
 class _Answer(NamedTuple):
-    span: str  # the best one; "" where there is none
-    margin: float  # the score of no answer less the score of the span
+    span: str  # the best span; "" if there is none
+    margin: float  # the score of no answer minus the score of the span
     ranked: list[tuple[str, float]]  # the best answers with their probabilities
 
 
@@ -47,18 +47,18 @@ class _Answer(NamedTuple):
 class Span(FineTuning):
     """The answer to a question is a span of its context.
 
-    Files have the JSON form of SQuAD. A context longer than a row is read in overlapping parts.
+    Files have the JSON format of SQuAD. A context longer than a row is read in overlapping parts.
     """
 
     length: int = 384
     head_dropout: float = 0.0
-    stride: int = 128  # tokens between the beginnings of two parts of a context
+    stride: int = 128  # tokens between the starts of two parts of a context
     max_question: PositiveInt = 64  # most tokens of a question; a longer one is cut
     max_answer: PositiveInt = 30  # most tokens of an answer
     n_best: PositiveInt = 20  # spans considered in each part
     unanswerable: bool = False  # questions may have no answer (SQuAD 2.0)
-    # no answer is given where its score exceeds the best span's by more than this; evaluate reports
-    # the best value
+    # the prediction is "no answer" if its score exceeds that of the best span by more than this;
+    # evaluate reports the best value
     null_threshold: float = 0.0
 
     summarises = False
@@ -77,7 +77,7 @@ class Span(FineTuning):
 
     @property
     def num_global(self):
-        """[CLS] and the question are global (Beltagy et al. 2020, section 6.1)."""
+        """[CLS] and the question have global attention (Beltagy et al. 2020, section 6.1)."""
         return 1 + self.max_question
 
     # examples
@@ -110,7 +110,7 @@ class Span(FineTuning):
         return parts
 
     def _parts_of(self, number, question_ids, context, encoded, answers) -> Iterator[_Part]:
-        """Yields the parts of one question; `encoded` has the context's ids and their spans."""
+        """Yields the parts of one question; `encoded` holds the context's ids and their spans."""
         ids, spans = encoded
         question_ids = question_ids[: self.max_question]
         target = _tokens_of(spans, answers[0]) if answers else None
@@ -138,11 +138,15 @@ class Span(FineTuning):
         )
         first = last = self._null(example)
         if example.target is not None:
-            first, last = (example.begin + place for place in example.target)
+            first, last = (example.begin + index for index in example.target)
         return row | {"first": np.int32(first), "last": np.int32(last)}
 
     def _null(self, example) -> int:
-        """Returns the position of "no answer", which has read the whole row."""
+        """Returns the position that is predicted for "no answer".
+
+        It is the special token whose hidden state depends on the whole row: [CLS], or the last
+        token in a causal model.
+        """
         if self.encoder.bidirectional and not self.model.cls_last:
             return 0
         return example.begin + len(example.ids) + len(self.marks.end) - 1
@@ -189,12 +193,14 @@ class Span(FineTuning):
         return results
 
     def _answer(self, parts) -> _Answer:
-        """Returns the answer from a question's (example, outputs) for each part."""
+        """Returns the answer to a question, given (example, outputs) for each of its parts."""
         spans = [span for example, outputs in parts for span in self._spans(example, outputs[0])]
         spans = sorted(spans, reverse=True)[: self.n_best]
         best = {}
         for score, text in spans:
             best.setdefault(text, score)
+        # A question is unanswerable only if no part answers it, so the part that is least sure of
+        # "no answer" decides, as in the published code of BERT.
         null = min(outputs[0][self._null(example)].sum() for example, outputs in parts)
         candidates = list(best.items())
         if self.unanswerable or not best:
@@ -210,8 +216,8 @@ class Span(FineTuning):
     def _spans(self, example, logits) -> Iterator[tuple[float, str]]:
         """Yields (score, text) of the likeliest spans in a part.
 
-        A span has at most max_answer tokens. It begins at a token that is most central in this
-        part.
+        A span has at most max_answer tokens. It starts at a token for which this part has the most
+        context, so that a span in several parts counts once.
         """
         logits = logits[example.begin : example.begin + len(example.ids)]
         order = np.argsort(-logits, axis=0, kind="stable")[: self.n_best].tolist()
@@ -219,8 +225,8 @@ class Span(FineTuning):
         for first, last in itertools.product(firsts, lasts):
             if first <= last < first + self.max_answer and example.central[first]:
                 score = float(logits[first, 0] + logits[last, 1])
-                begin, end = example.spans[first][0], example.spans[last][1]
-                yield score, example.context[begin:end].strip()
+                start, end = example.spans[first][0], example.spans[last][1]
+                yield score, example.context[start:end].strip()
 
     # predictions
 
@@ -247,20 +253,21 @@ class Span(FineTuning):
 def _tokens_of(spans, answer: tuple[str, int]) -> tuple[int, int] | None:
     """Returns the first and last token that share characters with an answer, or None."""
     text, start = answer
-    inside = [place for place, (a, b) in enumerate(spans) if a < start + len(text) and b > start]
+    inside = [index for index, (a, b) in enumerate(spans) if a < start + len(text) and b > start]
     return (inside[0], inside[-1]) if inside else None
 
 
 def _starts(length: int, room: int, stride: int) -> list[int]:
-    """Returns where the parts of a context begin. The last part reaches its end."""
+    """Returns the tokens at which the parts of a context start. The last part reaches its end."""
     num_parts = 1 + max(0, -(-(length - room) // stride))
     return [stride * part for part in range(num_parts)]
 
 
 def _most_central(starts: list[int], room: int, length: int) -> np.ndarray:
-    """Returns for each token of a context the part that has most context around it.
+    """Returns for each token of a context the index of the part with most context around it.
 
-    The context around a token is the smaller of its two sides; of equal parts the first counts.
+    The context around a token is the smaller of its two sides. Among equal parts, the first one is
+    taken.
     """
     tokens = np.arange(length)
     around = []
@@ -268,5 +275,6 @@ def _most_central(starts: list[int], room: int, length: int) -> np.ndarray:
         stop = min(start + room, length)
         smaller_side = np.minimum(tokens - start, stop - 1 - tokens)
         is_inside = (tokens >= start) & (tokens < start + room)
+        # Longer parts are slightly preferred, as in the published code of BERT.
         around.append(np.where(is_inside, smaller_side + 0.01 * (stop - start), -np.inf))
     return np.argmax(around, axis=0)

@@ -21,22 +21,22 @@ from transformer_jax.scores import predictions as scores
 class _Part:
     """The part of a sentence that fits a row."""
 
-    sentence: int  # its number in the split or input
+    sentence: int  # its index in the split or input
     ids: list[int]
-    places: list[int]  # of each word's first piece in the row
+    positions: list[int]  # of each word's first piece in the row
     words: list[str]
     tags: list[int]
 
 
 @dataclasses.dataclass
 class Tagging(FeatureBased):
-    """A word's tag is read at its first piece. A sentence longer than a row is split between words.
+    """The tag of a word is predicted at its first piece.
 
-    Files have the form of CoNLL: a word and, in the last column, its tag on each line; a blank line
-    ends a sentence.
+    A sentence longer than a row is split between words. Files have the CoNLL format: each line
+    holds a word and, in the last column, its tag, and a blank line ends a sentence.
     """
 
-    prefix: str = ""  # removed from the beginning of each word, such as "en:"
+    prefix: str = ""  # removed from the start of each word, such as "en:"
     labels: tuple = ()  # all tags; (): the tags of the training examples, sorted
 
     summarises = False
@@ -51,7 +51,7 @@ class Tagging(FeatureBased):
 
     @cached_property
     def names(self) -> list[str]:
-        """The tags in the order of the head."""
+        """The tags in the order of the head's outputs."""
         if self.labels:
             return [str(tag) for tag in self.labels]
         names = sorted({tag for record in self.read("train") for tag in record.values[1]})
@@ -60,20 +60,20 @@ class Tagging(FeatureBased):
         return names
 
     def examples(self, records):
-        places = {name: place for place, name in enumerate(self.names)}
+        tag_ids = {name: index for index, name in enumerate(self.names)}
         sentences = []
         for record in records:
             words, tags = record.values
-            if unknown := [tag for tag in tags if tag not in places]:
+            if unknown := [tag for tag in tags if tag not in tag_ids]:
                 known = ", ".join(self.names[:20])
                 raise UserError(
                     f"{record.where}: unknown tag {unknown[0]!r}; the tags are: {known}"
                 )
-            sentences.append((words, [places[tag] for tag in tags]))
+            sentences.append((words, [tag_ids[tag] for tag in tags]))
         return self._parts(sentences)
 
     def _parts(self, sentences) -> list[_Part]:
-        """Returns the parts of all sentences, (words, tags) each."""
+        """Returns the parts of all sentences, each of which is (words, tags)."""
         words = [word for words, _ in sentences for word in self._spaced(words)]
         pieces = iter(self.tokenizer.encode(words))
         return [
@@ -83,22 +83,27 @@ class Tagging(FeatureBased):
         ]
 
     def _spaced(self, words) -> list[str]:
-        """Returns the words with the spaces in front of them, which are part of a word's pieces."""
+        """Returns the words with the spaces before them.
+
+        A word in the middle of a text has other pieces than one at its start, in tokenizers whose
+        pieces include the space.
+        """
         return [words[0], *(f" {word}" for word in words[1:])]
 
     def _parts_of(self, number, words, tags, pieces: Iterator[list[int]]) -> Iterator[_Part]:
         """Yields the parts of one sentence; `pieces` yields the ids of each word."""
         max_tokens = self.length - self.marks.count(1)
-        ids, places, start = [], [], 0
-        for place in range(len(words)):
-            # A word may have no pieces.
+        ids, positions, start = [], [], 0
+        for index in range(len(words)):
+            # A word may have no pieces, such as one of characters that normalization removes, but
+            # each word needs a position for its tag.
             word_ids = next(pieces)[:max_tokens] or [self._unknown]
             if len(ids) + len(word_ids) > max_tokens:
-                yield _Part(number, ids, places, words[start:place], tags[start:place])
-                ids, places, start = [], [], place
-            places.append(len(self.marks.begin) + len(ids))
+                yield _Part(number, ids, positions, words[start:index], tags[start:index])
+                ids, positions, start = [], [], index
+            positions.append(len(self.marks.begin) + len(ids))
             ids = ids + word_ids
-        yield _Part(number, ids, places, words[start:], tags[start:])
+        yield _Part(number, ids, positions, words[start:], tags[start:])
 
     @property
     def _unknown(self) -> int:
@@ -108,8 +113,8 @@ class Tagging(FeatureBased):
     def row(self, example):
         row = self.encoder.row(self.tokenizer, example.ids, length=self.length)
         labels, is_word = np.zeros((2, self.length), np.int32)
-        labels[example.places] = example.tags
-        is_word[example.places] = 1
+        labels[example.positions] = example.tags
+        is_word[example.positions] = 1
         return row | {"labels": labels, "is_word": is_word}
 
     def num_tokens(self, example):
@@ -139,7 +144,7 @@ class Tagging(FeatureBased):
 
     def _predicted(self, example, outputs) -> list[str]:
         """Returns the likeliest tag of each word."""
-        return [self.names[tag] for tag in outputs[0][example.places].argmax(axis=-1)]
+        return [self.names[tag] for tag in outputs[0][example.positions].argmax(axis=-1)]
 
     def scores(self, examples, outputs):
         gold, predicted = {}, {}
@@ -157,13 +162,13 @@ class Tagging(FeatureBased):
         for part, output in zip(examples, outputs):
             words += part.words
             tags += self._predicted(part, output)
-            likeliest = scipy.special.softmax(output[0][part.places], axis=-1).max(axis=-1)
+            likeliest = scipy.special.softmax(output[0][part.positions], axis=-1).max(axis=-1)
             probabilities += likeliest.tolist()
         text = " ".join(f"{word}/{tag}" for word, tag in zip(words, tags))
         return text, {"words": words, "tags": tags, "probabilities": probabilities}
 
     def unlabelled(self, lines):
-        """Returns the parts of each line, a sentence with spaces between its words."""
+        """Returns the parts of each line, which is a sentence with spaces between its words."""
         sentences = [line.split() for _, line in lines]
         parts = self._parts([(words, [0] * len(words)) for words in sentences])
         by_sentence = itertools.groupby(parts, key=lambda part: part.sentence)

@@ -31,20 +31,20 @@ _MEASURES = {
 class TextToText(Answering, PairTask):
     """The target of each source, as a text of one line.
 
-    A column is a name in a table's header, a key of JSON lines, or a TFDS feature; in a table
-    without a header it is a number from 1. A source that is longer than a row is cut.
+    A column is a name in a table's header, a key of JSON lines, or a TFDS feature. In a table
+    without a header, it is a number from 1. A source that is longer than a row is cut.
     """
 
     takes_model = True
 
     source: str = "1"  # column of the sources
     target: str = "2"  # column of the targets
-    prefix: str = ""  # text in front of each source, e.g. "summarize: "
+    prefix: str = ""  # text before each source, e.g. "summarize: "
     # scores of the outputs: rouge, bleu, exact_match (the share of equal texts)
     scores: tuple = ("rouge",)
-    # validation examples answered at each evaluation; 0: none
+    # validation examples for which outputs are generated at each evaluation; 0: none
     scored_examples: NonNegativeInt = 200
-    # first sentences of a source that are the baseline of its summary
+    # first sentences of a source that are the baseline for its summary
     lead_sentences: NonNegativeInt = 3
 
     def __post_init__(self):
@@ -93,8 +93,8 @@ class TextToText(Answering, PairTask):
         return {"valid": partial(self._score, valid)}
 
     def _score(self, valid, params) -> dict[str, float]:
-        answers = self._answers(params, itertools.islice(valid, self.scored_examples))
-        return self.scored(answers.outputs, answers.references)
+        generated = self._generated(params, itertools.islice(valid, self.scored_examples))
+        return self.scored(generated.outputs, generated.references)
 
     def evaluation_programs(self, params):
         return self.search_programs(params) if self.scored_examples and self.scores else {}
@@ -108,9 +108,9 @@ class TextToText(Answering, PairTask):
     def translate(
         self, params, lines: Iterable[str], n_best: int = 1, *, long: str | None = None
     ) -> Iterator[list[Hypothesis]]:
-        """Yields the `n_best` outputs for each line, as that of `SequenceToSequenceUse`.
+        """Yields the `n_best` outputs for each line, as in `SequenceToSequenceUse`.
 
-        The prefix is put in front of each line. By default a line that is longer than
+        The prefix is prepended to each line. By default, a line that is longer than
         `config.task.source_length` is cut, as in training.
         """
         lines = arguments.as_texts(lines)
@@ -120,20 +120,20 @@ class TextToText(Answering, PairTask):
     # evaluation
 
     def answers(self, params, split):
-        return self._answers(params, arguments.held_out(self.texts.text, split, "files"))
+        return self._generated(params, arguments.held_out(self.texts.text, split, "files"))
 
-    def _answers(self, params, pairs: Iterable[tuple[str, str]]) -> Answers:
+    def _generated(self, params, pairs: Iterable[tuple[str, str]]) -> Answers:
         sources, references = map(list, zip(*pairs))
         best = self.translate(params, track(sources, "answering", len(sources)))
         return Answers(sources, references, [hypotheses[0].text for hypotheses in best])
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the scores of a split, their intervals, and those of the lead baseline.
+        """Returns the scores of a split, their intervals, and the scores of the lead baseline.
 
-        "data" describes the examples. Raises UserError where the run has no such split.
+        "data" describes the examples. Raises UserError if the run has no such split.
         """
         pairs = arguments.held_out(self.texts.text, split, "files")
-        _, references, outputs = self._answers(params, pairs)
+        _, references, outputs = self._generated(params, pairs)
         results = self.scored(outputs, references)
         results["intervals"] = self.intervals(outputs, references)
         if self.lead_sentences:

@@ -1,4 +1,4 @@
-"""Translation: rows of packed pairs, and the label-smoothed cross-entropy."""
+"""Translation: rows of packed sentence pairs, and the label-smoothed cross-entropy."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -13,7 +13,7 @@ from transformer_jax.scores import texts
 
 @dataclasses.dataclass
 class Translation(Answering, PairTask):
-    """The objective of Vaswani et al. 2017, section 5."""
+    """The cross-entropy of a translation given its source (Vaswani et al. 2017, section 5)."""
 
     bleu_lines: NonNegativeInt = 200  # validation sentences translated at each evaluation; 0: none
 
@@ -53,7 +53,8 @@ class Translation(Answering, PairTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns BLEU, chrF and the measure of the paper for a split, with their signatures.
 
-        "intervals" has that of BLEU. Raises UserError where the run has no such split.
+        "intervals" holds the confidence interval of BLEU. Raises UserError if the run has no such
+        split.
         """
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
         outputs, references = self.translated_pairs(params, pairs)

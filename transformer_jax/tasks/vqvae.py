@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 @dataclasses.dataclass
 class ImageCodes(ImageTask):
-    """The objective of equation 3: squared errors of pixels, of codes and of the encoder.
+    """The objective of equation 3: reconstruction loss, codebook loss and commitment loss.
 
-    "loss" is the mean squared error of normalised pixels. "perplexity" is that of the codes of the
-    held-out images, and "used" the number of different ones.
+    "loss" is the mean squared error of normalized pixels. "perplexity" is the perplexity of the
+    image tokens of the held-out images, and "used" the number of different tokens.
     """
 
-    commitment: NonNegativeFloat = 0.25  # weight of the encoder's distance to its codes
+    commitment: NonNegativeFloat = 0.25  # weight of the commitment loss
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,6 +54,9 @@ class ImageCodes(ImageTask):
         def squares(x, y):
             return jnp.sum(jnp.square(x - y).sum(axis=tuple(range(1, x.ndim))) * weight)
 
+        # The codebook loss moves the codes towards the encoder's outputs, and the commitment loss
+        # the encoder's outputs towards the codes. The reconstruction loss gives no gradient to the
+        # codes, because its gradients use the straight-through estimator (section 3.2).
         stop = jax.lax.stop_gradient
         terms = {
             "pixels": squares(result.pixels, result.reconstruction),
@@ -81,7 +84,7 @@ class ImageCodes(ImageTask):
         return {} if self.source.fingerprint("valid") is None else {"codes": self._usage}
 
     def _usage(self, params) -> dict[str, float]:
-        """Returns how evenly the codes of the held-out images are used."""
+        """Returns the perplexity and the number of the tokens that held-out images use."""
         component = self.split_rows("valid")
         numbers = [(number, 0) for number in range(len(component))]
         images = np.stack([row["images"] for row in component.rows(numbers)])
@@ -91,17 +94,17 @@ class ImageCodes(ImageTask):
         return {"perplexity": float(np.exp(entropy)), "used": float(len(shares))}
 
     def evaluate(self, params, split: str) -> dict:
-        """Returns the mean losses of a split, and the use of codes in the validation split."""
+        """Returns the mean losses of a split, and the usage of codes on the validation split."""
         scores = super().evaluate(params, split)
         usage = {name: measure(params) for name, measure in self.evaluations().items()}
         return scores | usage.get("codes", {})
 
     def coder(self, params) -> Coder:
-        """Returns the functions from images to codes and back, with these parameters."""
+        """Returns the encoder of images to image tokens and its decoder, with these parameters."""
         return Coder.of(self.model, params, self.config)
 
     def result(self, params, texts: Sequence[str]) -> "Figure":
-        """Returns a picture of image files, or of held-out images, and their reconstructions."""
+        """Returns a figure of image files, or of held-out images, and their reconstructions."""
         shown = self.shown(texts)
         coder = self.coder(params)
         rows = {"image": shown, "from its codes": coder.images(coder.codes(shown))}
@@ -111,4 +114,4 @@ class ImageCodes(ImageTask):
 def check_codes(model, where: str) -> None:
     """Raises UserError for a model without codes."""
     if "codes" not in model.can:
-        raise UserError(f"{where}: has no codes of images; take a model that does: vqvae")
+        raise UserError(f"{where}: has no image tokens; take a model that does: vqvae")

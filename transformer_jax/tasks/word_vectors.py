@@ -15,18 +15,19 @@ from transformer_jax.data.word_contexts import WordTexts
 from transformer_jax.distributed import sharding
 from transformer_jax.objectives.words import WordTask, negative_sampling
 
-# Stochastic gradient descent as such. The loss of a block sees the update by the block before it.
+# Plain stochastic gradient descent: the loss applies the update of each block itself, so that the
+# next block reads the updated vectors, and the optimizer must repeat exactly these updates.
 _DESCENT = dict(name="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0, groups=())
 
 
 @dataclasses.dataclass
 class WordVectorsTask(WordTask):
-    """Skip-gram and CBOW, as in the published code word2vec.c but for what follows.
+    """Skip-gram and CBOW as in the published code word2vec.c, with a few differences.
 
     The words of a block share their noise words, and the gradients of a block are summed before an
-    update. CBOW has the gradient of the mean of its window, which the code does not divide by the
-    number of words (Irsoy et al. 2021, section 3). A row cuts windows as the end of a document
-    does.
+    update. The gradient of CBOW is that of the mean of its window, which word2vec.c fails to divide
+    by the number of words (Irsoy et al. 2021, section 3). Windows end at the end of a row, as they
+    do at the end of a document.
     """
 
     # A block reads vectors that earlier blocks of all rows have updated.
@@ -34,10 +35,10 @@ class WordVectorsTask(WordTask):
 
     # skip_gram: a word predicts each word of its window; cbow: the mean of the window predicts it
     objective: Literal["skip_gram", "cbow"] = "skip_gram"
-    # most words on each side; the number is drawn from 1 to it for each word
+    # most words on each side of a word, for which the number is drawn from 1 to this one
     window: PositiveInt = 5
     negatives: PositiveInt = 5  # noise words of a pair of words
-    # threshold of the share of the text from which a word is subsampled; 0: no subsampling
+    # relative frequency above which words are subsampled; 0: no subsampling
     sample: NonNegativeFloat = 1e-3
     length: PositiveInt = 8192  # words of a row
     block: PositiveInt = 64  # words whose gradients are summed, and that share their noise words
@@ -77,7 +78,7 @@ class WordVectorsTask(WordTask):
         return self.model.init(rng, method=_tables)["params"]
 
     def weights(self, batch):
-        # The rate is that of a pair of words, so their gradients are summed.
+        # The learning rate is per pair of words, as in word2vec.c, so their gradients are summed.
         return {"loss": jnp.float32(1)}
 
     def loss(self, params, batch, context: Context) -> Loss:
@@ -97,20 +98,21 @@ class WordVectorsTask(WordTask):
     def _looked_up(self, batch, number):
         """Returns the ids of a block in both tables, and (pairs, repeats) of its targets.
 
-        A block of S words has S + 2 W neighbours, W the window. In skip-gram its words read, and
-        the neighbours are targets; in CBOW the neighbours read, and the words are targets.
+        A block of S words has S + 2 W neighbors, where W is the window. In skip-gram, its words are
+        the inputs and the neighbors the targets. In CBOW, the neighbors are the inputs and the
+        words the targets.
         """
-        words, neighbours = self._words(batch["tokens"], number)
+        words, neighbors = self._words(batch["tokens"], number)
         noise = jax.lax.dynamic_index_in_dim(batch["noise"], number, 1, keepdims=False)
         near = self._near(batch, number)  # (B, S, T)
-        targets = neighbours if self.objective == "skip_gram" else words
+        targets = neighbors if self.objective == "skip_gram" else words
         repeats = (targets[:, :, None] == noise[:, None]).astype(jnp.float32)  # (B, targets, K)
-        read = words if self.objective == "skip_gram" else neighbours
+        read = words if self.objective == "skip_gram" else neighbors
         ids = (read, jnp.concatenate([targets, noise], axis=1))
         return ids, (near, repeats)
 
     def _loss_of_block(self, vectors, rest):
-        """Returns the loss of a block from the vectors that it reads and predicts."""
+        """Returns the loss of a block, given its input vectors and its target and noise vectors."""
         sampled = partial(negative_sampling, negatives=self.negatives)
         near, repeats = rest
         read, predicted = vectors
@@ -123,11 +125,11 @@ class WordVectorsTask(WordTask):
         return sampled(means, targets, noise, pairs, repeats)
 
     def _near(self, batch, number) -> Float[Array, "B S T"]:
-        """Returns 1 where a neighbour of a block is in the window of a word and in its text."""
+        """Returns 1 where a neighbor is in the window of a word and in the same text, else 0."""
         texts, texts_near = self._words(batch["texts"], number)
         sizes, _ = self._words(batch["windows"], number)
-        places = jnp.arange(self.block)[:, None], jnp.arange(texts_near.shape[1])[None]
-        distance = jnp.abs(places[0] + self.window - places[1])  # (S, T)
+        words, neighbors = jnp.arange(self.block)[:, None], jnp.arange(texts_near.shape[1])[None]
+        distance = jnp.abs(words + self.window - neighbors)  # (S, T)
         near = (distance > 0) & (distance <= sizes[..., None])
         return (near & (texts[..., None] == texts_near[:, None])).astype(jnp.float32)
 
@@ -137,13 +139,13 @@ class WordVectorsTask(WordTask):
         return per_word.sum().astype(jnp.int32)
 
     def _words(self, values: Int[Array, "B L"], number) -> tuple[jax.Array, jax.Array]:
-        """Returns the values of a block's words (B, S), and of its neighbours (B, S + 2 W)."""
+        """Returns the values of a block's words (B, S) and of its neighbors (B, S + 2 W)."""
         around = jnp.pad(values, ((0, 0), (self.window, self.window)))
         around = sharding.constrain(around, "batch", None)
-        neighbours = jax.lax.dynamic_slice_in_dim(
+        neighbors = jax.lax.dynamic_slice_in_dim(
             around, number * self.block, self.block + 2 * self.window, axis=1
         )
-        return neighbours[:, self.window : -self.window], neighbours
+        return neighbors[:, self.window : -self.window], neighbors
 
     def flops(self, row_shape: int = 0) -> float:
         columns = self.block + 2 * self.window + self.shared_noise
@@ -151,7 +153,7 @@ class WordVectorsTask(WordTask):
 
 
 def _tables(model) -> tuple[jax.Array, jax.Array]:
-    """Returns the tables of the words that are read, and of those that are predicted (V, M)."""
+    """Returns the table of input vectors and the table of output vectors, (V, M) each."""
     return model.vectors(), model.output().table
 
 
@@ -164,7 +166,7 @@ def _check_model(config, model) -> None:
 
 
 def _check_optimizer(config) -> None:
-    """Raises UserError where an update is not plain stochastic gradient descent."""
+    """Raises UserError if an update is not plain stochastic gradient descent."""
     for key, value in _DESCENT.items():
         if config.optimizer[key] != value:
             raise UserError(
@@ -194,18 +196,19 @@ def in_turns(
     rows: tuple[Any, jax.Array],
     rate: jax.Array,
 ) -> jax.Array:
-    """Returns the sum of the losses of blocks, each after an update by the blocks before it.
+    """Returns the sum of the losses of blocks, each after the updates by the blocks before it.
 
     The gradient of the tables is the sum of the gradients of all blocks, each at the tables that
-    its loss sees. An update by it at the learning rate `rate` () thus gives the tables after the
-    last block: stochastic gradient descent, which writes only the rows that a block reads. At rate
-    0 all blocks see the same tables.
+    the block reads. An update by this gradient at the learning rate `rate` () therefore gives the
+    tables after the last block. Within the loop, an update is a scatter that writes only the rows
+    which a block reads, where the gradient of an ordinary loss would be a whole table for each
+    block. At rate 0, all blocks read the same tables.
 
     Args:
-      look_up: (rows, number of a block) -> ids (B, n) of each table, and the rest of the block.
+      look_up: (rows, index of a block) -> ids (B, n) in each table, and the rest of the block.
       loss_of: (vectors (B, n, M) of each table, the rest) -> losses of the rows (B,).
       tables: (V, M) each.
-      rows: a tree of arrays (B, ...), and the numbers of the blocks (blocks,).
+      rows: a tree of arrays (B, ...), and the indices of the blocks (blocks,).
     """
     return _descended(look_up, loss_of, tables, rows, rate)[0]
 
@@ -220,23 +223,24 @@ def _descended(look_up, loss_of, tables, rows, rate) -> tuple[jax.Array, Tables]
 
     def block(tables, number):
         ids, rest = look_up(arrays, number)
-        # Every device updates its columns of the tables by the vectors of all rows.
-        ids = [sharding.constrain(of_table, None, None) for of_table in ids]
+        # Each device updates its own columns of the tables, for the rows of all devices. The ids
+        # are therefore replicated, and the gradients are resharded from rows to columns.
+        ids = [sharding.constrain(table_ids, None, None) for table_ids in ids]
         vectors = tuple(
-            sharding.constrain(table[of_table], "batch", None, None)
-            for table, of_table in zip(tables, ids)
+            sharding.constrain(table[table_ids], "batch", None, None)
+            for table, table_ids in zip(tables, ids)
         )
         grads, losses = jax.grad(summed, has_aux=True)(vectors, rest)
         grads = [sharding.constrain(grad, None, None, "embed") for grad in grads]
         tables = tuple(
-            table.at[of_table].add(-rate * grad)
-            for table, of_table, grad in zip(tables, ids, grads)
+            table.at[table_ids].add(-rate * grad)
+            for table, table_ids, grad in zip(tables, ids, grads)
         )
         return tables, losses
 
-    # The losses are summed behind the loop. A sum over the devices beside the other collectives of
-    # a block would have no order with them, and virtual devices of a CPU, which begin them in
-    # different orders, wait for each other for ever.
+    # The losses are summed after the loop. Within it, the sum over devices would not be ordered
+    # with respect to the other collectives of a block, and the virtual devices of a CPU, which may
+    # start them in different orders, would wait for each other forever.
     tables, losses = jax.lax.scan(block, tables, numbers)
     return losses.sum(), tables
 
@@ -248,6 +252,7 @@ def _forward(look_up, loss_of, tables, rows, rate):
 
 def _backward(look_up, loss_of, residuals, cotangent):
     before, after, rate = residuals
+    # `after` is `before` minus the rate times the summed gradients.
     grads = jax.tree.map(lambda x, y: cotangent * (x - y) / rate, before, after)
     return grads, None, None
 

@@ -1,4 +1,4 @@
-"""Predicting each word of a sentence from its context, against noise (Melamud et al. 2016)."""
+"""Word prediction from context with negative sampling, context2vec (Melamud et al. 2016)."""
 
 import dataclasses
 from functools import cached_property
@@ -17,12 +17,14 @@ from transformer_jax.objectives.words import WordTask, negative_sampling
 
 @dataclasses.dataclass
 class WordsInContext(WordTask):
-    """The objective of section 2.2, equation 2. The words of a sentence share its noise words.
+    """Predicts each word of a sentence by negative sampling (section 2.2, equation 2).
+
+    All words of a sentence share its noise words.
 
     The loss is the mean over words, where the published code has the sum over a batch.
     """
 
-    length: int = 64  # tokens of a row, with its two marks; a longer sentence is cut
+    length: int = 64  # tokens of a row, with its two special tokens; a longer sentence is cut
     negatives: PositiveInt = 10  # noise words of a word
     shared_noise: PositiveInt = 32  # noise words of a sentence
 
@@ -97,7 +99,7 @@ def _logits(model, tokens) -> jax.Array:
 
 
 def _contexts(model, tokens, segment_ids, noise, train: bool):
-    """Returns the contexts (B, L, M), and the vectors of the words and of the noise words."""
+    """Returns the contexts (B, L, M), and the output vectors of the words and the noise words."""
     inputs = Inputs(tokens, segment_ids=segment_ids)
     contexts = model.transformed(model.hidden(inputs, train=train))
     table = model.output().table
