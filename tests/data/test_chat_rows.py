@@ -76,7 +76,7 @@ def test_missing_and_doubled_sources_are_refused(tmp_path):
     with pytest.raises(UserError, match="corpus=grammar and config.data.train_files"):
         chat.open_conversations(good.data, "train")
     good.data.train_files, good.data.corpus = None, "python"
-    with pytest.raises(UserError, match="corpus=python: holds no conversations; only grammar"):
+    with pytest.raises(UserError, match="corpus=python: has no conversations; only grammar"):
         chat.open_conversations(good.data, "train")
 
 

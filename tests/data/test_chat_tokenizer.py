@@ -107,7 +107,9 @@ def test_no_text_gives_a_mark_and_decoded_marks_give_no_text(kind, tmp_path):
     "marks", [MARKS[:3], ("<a>", "<a>", "<b>", "<c>"), ("<a>", " ", "<b>", "<c>"), (1, 2, 3, 4)]
 )
 def test_wrong_marks_are_refused(letters, marks):
-    with pytest.raises(UserError, match=r"config.task.marks=.*: must be four different texts"):
+    with pytest.raises(
+        UserError, match=r"config.task.special_tokens=.*: must be four different texts"
+    ):
         tokenizers.with_marks(letters.base, marks)
 
 

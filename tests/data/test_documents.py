@@ -81,7 +81,7 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
     [
         (dict(), "name one source of text"),
         (dict(corpus="python", train_files="x"), "now: corpus, train_files"),
-        (dict(corpus="grammar"), "holds no running text; must be one of python, pydoc"),
+        (dict(corpus="grammar"), "has no running text; must be one of python, pydoc"),
         (
             dict(train_files="a.txt", train_source="a", train_target="b"),
             "config.data.train_source names sentence pairs",

@@ -122,7 +122,7 @@ def test_columns_and_documents():
     "keys, columns, message",
     [
         (dict(corpus="inference"), ("1",), "corpus=inference: no column '1'; it has premise"),
-        (dict(corpus="grammar"), ("1",), "corpus=grammar: holds no labelled examples; only inf"),
+        (dict(corpus="grammar"), ("1",), "corpus=grammar: has no labeled examples; only inf"),
         (
             dict(corpus="inference", train_files="a.tsv"),
             ("1",),

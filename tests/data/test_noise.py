@@ -167,7 +167,7 @@ def test_a_prefix_is_of_any_length_or_of_a_share():
         ((("infilling", 0.3, 0.5),), "the mean must be from 1 to 1000"),
         ((("permutation", 1),), "permutation takes no numbers"),
         ((("deletion", "all"),), "deletion takes share"),
-        ((("infilling",), ("mass",)), "'mass' decides the target and stands alone; here are 2"),
+        ((("infilling",), ("mass",)), "'mass' defines the target and must be alone; here are 2"),
     ],
 )
 def test_wrong_noises_are_refused(entries, message):

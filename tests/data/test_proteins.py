@@ -52,7 +52,7 @@ def test_entries_become_records(tmp_path):
     [
         (
             ">a\nMKT\nMK1\n",
-            r"a.fasta:3: a: '1', character 3 of the line, is no residue; config.sou",
+            r"a.fasta:3: a: '1', character 3 of the line, is not a residue; config.sou",
         ),
         (">a\nM*T\n", r"a.fasta:2: a: '\*', character 2"),
         (">a\n>b\nMK\n", "a.fasta:1: a: no residues"),

@@ -101,7 +101,7 @@ def test_manifests_name_files_in_their_folder(tmp_path):
     (inside / "link.wav").symlink_to(tmp_path / "0.wav")
     for name in ("../0.wav", str(tmp_path / "0.wav"), "link.wav"):
         (inside / "manifest.tsv").write_text(f"{name}\tA\n")
-        with pytest.raises(UserError, match=r"manifest.tsv:1: .* lies outside"):
+        with pytest.raises(UserError, match=r"manifest.tsv:1: .* is outside"):
             of_files(inside).records("train")
         assert len(of_files(inside, outside=True).records("train")) == 1
     (inside / "manifest.tsv").write_text("\nmissing.wav\tA\n")

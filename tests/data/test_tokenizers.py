@@ -261,8 +261,8 @@ def test_one_text_or_a_list(kind):
         ([5, [5]], "; item 1 of this list is list"),
         ([1.0], "; item 0"),
         ([True], "; item 0"),
-        ([-1], "; -1 is no id"),
-        ([[5], [2**31]], "; 2147483648 is no id"),
+        ([-1], "; -1 is not an id"),
+        ([[5], [2**31]], "; 2147483648 is not an id"),
     ):
         with pytest.raises(UserError, match=takes + named):
             tokenizer.decode(wrong)

@@ -112,7 +112,7 @@ def test_wrong_keys_and_files_end_with_code_2(tmp_path):
         f"--config.data.train_files={path}",
         f"--config.data.cache={tmp_path / 'cache'}",
     )
-    refused(done, f"{path}:2: a: '7', character 3 of the line, is no residue")
+    refused(done, f"{path}:2: a: '7', character 3 of the line, is not a residue")
 
 
 def test_both_sides_of_a_residue_tell_more_than_the_left():

@@ -163,7 +163,7 @@ def test_a_run_takes_the_model_and_the_tokenizer_of_another(run, tmp_path):
     [
         (dict(task__scores=("rogue",)), "config.task.scores: 'rogue' must be one of rouge, bleu"),
         (dict(task__lead_sentences=-1), "config.task.lead_sentences=-1: must be at least 0"),
-        (dict(data__corpus="grammar"), "holds no sources and targets; must be one of functions"),
+        (dict(data__corpus="grammar"), "has no sources and targets; must be one of functions"),
         (
             dict(data__corpus="functions", data__train_files="a.tsv"),
             "config.data.corpus=functions and config.data.train_files: name one source",

@@ -1,1 +1,1 @@
-"""From text to rows: sources, tokenizers, the token store, windows, packing, masking."""
+"""The data pipeline: sources, tokenizers, the token store, and rows (windows, packing, masking)."""

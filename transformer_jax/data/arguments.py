@@ -1,4 +1,4 @@
-"""Arguments of the methods of several tasks: texts, held-out splits, lines that are too long."""
+"""Arguments that the methods of several tasks share: texts, held-out splits and over-long lines."""
 
 import bisect
 import re
@@ -10,16 +10,16 @@ from transformer_jax.data import sentences
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Checks of the arguments that the methods of several tasks take.
+# Checks of shared arguments.
 
 Data = TypeVar("Data")
 
 
 def held_out(read: Callable[[str], Data | None], split: str, *endings: str) -> Data:
-    """Returns `read(split)`, the data of a split that is not trained on.
+    """Returns `read(split)`, the data of a split that is not used for training.
 
-    Raises UserError where `split` is not "valid" or "test", and where the run has no such data.
-    The error then asks for the keys `config.data.<split>_<ending>`.
+    Raises UserError if `split` is neither "valid" nor "test", or if the run has no such data. In
+    the latter case, the message asks for the keys `config.data.<split>_<ending>`.
     """
     if split not in ("valid", "test"):
         raise UserError(f"split {split!r}: only 'valid' and 'test' can be evaluated")
@@ -33,7 +33,7 @@ def held_out(read: Callable[[str], Data | None], split: str, *endings: str) -> D
 def as_texts(texts: Iterable[str]) -> Iterable[str]:
     """Returns `texts` unchanged. Raises TypeError for a single string.
 
-    A string is an iterable of strings, too: each of its characters would be taken for a text.
+    A string is an iterable of strings as well, so each of its characters would be taken for a text.
     """
     if isinstance(texts, str):
         raise TypeError(f"expected a list of texts, got one text: use [{texts[:30]!r}]")
@@ -41,7 +41,7 @@ def as_texts(texts: Iterable[str]) -> Iterable[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Lines that are longer than a model can read: splitting them, and a warning with their numbers.
+# Lines that are too long for a model: splitting them, and a warning that lists them.
 
 _RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
 _MAX_NUMBERS = 20  # in a warning
@@ -51,10 +51,10 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 class LongLines:
-    """The treatment of lines that are too long, and the numbers of these lines.
+    """Records over-long lines, and how they are treated.
 
-    `way` is one of `ways`; `limit` describes the longest line that fits. The context manager ends
-    with one warning if there were such lines.
+    `way` must be one of `ways`, and `limit` describes the longest line that fits. On exit, the
+    context manager prints a single warning if there were such lines.
     """
 
     def __init__(self, way: str, ways: Sequence[str], limit: str, noun: str = "line"):
@@ -67,7 +67,7 @@ class LongLines:
         self.count = 0
 
     def add(self, number: int) -> None:
-        """Records a line that is too long. Raises UserError where `way` is "refuse"."""
+        """Records a line that is too long. Raises UserError if `way` is "refuse"."""
         if self.way == "refuse":
             raise UserError(f"{self.noun} {number}: longer than {self.limit}")
         self.count += 1
@@ -90,8 +90,8 @@ class LongLines:
 def split(line: str, encode: Encode, max_tokens: int) -> list[list[int]]:
     """Returns the ids of a line in parts of at most `max_tokens` tokens.
 
-    A part is a sentence if it fits. A longer sentence is cut at the last space that fits, and a
-    longer word between tokens.
+    A sentence that fits is one part. A longer sentence is split at the last space that fits, and a
+    word that is too long by itself is split between tokens.
     """
     parts = []
     for sentence in sentences.split(line, "punctuation"):
@@ -102,7 +102,7 @@ def split(line: str, encode: Encode, max_tokens: int) -> list[list[int]]:
 
 
 def _parts(sentence: str, encode: Encode, max_tokens: int) -> Iterator[list[int]]:
-    """Yields the ids of a long sentence in parts."""
+    """Yields the ids of a sentence that is too long for one part."""
     words = sentence.split()
     start = 0
 
@@ -115,7 +115,8 @@ def _parts(sentence: str, encode: Encode, max_tokens: int) -> Iterator[list[int]
 
     while start < len(words):
         candidates = range(1, 1 + min(max_tokens, len(words) - start))
-        # As many words as fit, but at least one.
+        # As many words as fit, but at least one. The number is found by binary search, because the
+        # tokens of words in a text are not simply the tokens of the single words.
         num_words = max(1, bisect.bisect_right(candidates, max_tokens, key=num_tokens))
         ids = encoded(num_words)
         yield from (ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens))

@@ -1,4 +1,4 @@
-"""Files of arrays: images in .npy and .npz files, and word vectors in word2vec's formats."""
+"""Array files: images in .npy and .npz files, and word vectors in word2vec's formats."""
 
 import contextlib
 import io
@@ -18,21 +18,22 @@ from transformer_jax.storage import buckets
 # Arrays of images in .npy and .npz files, read one image at a time.
 
 ENDINGS = (".npy", ".npz")
-_IMAGES, _LABELS = "images", "labels"  # arrays of an .npz file
-_LABELS_ENDING = ".labels.npy"  # of the file of labels beside an .npy file of images
+_IMAGES, _LABELS = "images", "labels"  # names of arrays in an .npz file
+_LABELS_ENDING = ".labels.npy"  # FILE.labels.npy has the labels of FILE.npy
 _BLOCK = 2**20  # bytes
 
 
 def is_labels(path: str) -> bool:
-    """Returns whether a file holds the labels of another one."""
+    """Returns whether a file has the labels of another file."""
     return path.endswith(_LABELS_ENDING)
 
 
 def images(path: str, max_pixels: int) -> Iterator[np.ndarray]:
-    """Yields the images of a file, uint8 (H, W, C) each, from an array (N, H, W) or (N, H, W, C).
+    """Yields the images of a file, each uint8 (H, W, C), from an array (N, H, W) or (N, H, W, C).
 
-    The array is that of an .npy file, or "images" in an .npz file. Raises UserError for another
-    array, a damaged file, and images of more than `max_pixels`.
+    It is the array of an .npy file, or the array "images" of an .npz file. Only one image at a time
+    is in memory. Raises UserError for an array of another form, a damaged file, or images of more
+    than `max_pixels`.
     """
     with _array(path, _IMAGES) as (stream, shape, dtype):
         if dtype != np.uint8 or len(shape) not in (3, 4) or 0 in shape:
@@ -51,10 +52,10 @@ def images(path: str, max_pixels: int) -> Iterator[np.ndarray]:
 
 
 def labels(path: str) -> np.ndarray | None:
-    """Returns the labels of a file's images, int64 (N,); None where there are none.
+    """Returns the labels of the images in a file, int64 (N,), or None if there are none.
 
-    They are the array "labels" of an .npz file. For FILE.npy, they are in FILE.labels.npy. Raises
-    UserError where they are not as many whole numbers from 0 as there are images.
+    They are the array "labels" of an .npz file; for FILE.npy, they are in FILE.labels.npy. Raises
+    UserError unless there is one integer from 0 for each image.
     """
     with _array(path, _IMAGES) as (_, shape, _):
         count = shape[0] if shape else 0
@@ -111,7 +112,10 @@ def _array(path: str, name: str) -> Iterator[tuple[io.BufferedIOBase, tuple, np.
 
 
 def _header(path: str, stream: io.BufferedIOBase) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns (shape, dtype) of an array in row-major order. No object is unpickled."""
+    """Returns (shape, dtype) of an array. Raises UserError unless it is plain and row-major.
+
+    The header is parsed without `np.load`, which could unpickle objects and so execute code.
+    """
     try:
         version = np.lib.format.read_magic(stream)
         read = {
@@ -127,7 +131,8 @@ def _header(path: str, stream: io.BufferedIOBase) -> tuple[tuple[int, ...], np.d
 
 
 def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
-    """Returns the next `size` bytes. Raises UserError where the file ends before."""
+    """Returns the next `size` bytes. Raises UserError if the file ends before, or is damaged."""
+    # Read in blocks, so that a header with a false size can't make the program allocate all of it.
     blocks = []
     try:
         while size:
@@ -144,15 +149,15 @@ def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
 # --------------------------------------------------------------------------------------------------
 # Files of word vectors in the text and the binary format of word2vec.
 #
-# Both begin with a line "count width". In a text file, each other line is a word and its numbers.
-# In a binary one, named *.bin, a space and float32 in little-endian order follow each word. A text
-# file without the first line is that of GloVe, which is read, too.
+# Both formats start with a line "count width". In a text file, each other line is a word and its
+# numbers. In a binary file, named *.bin, each word is followed by a space and by little-endian
+# float32 numbers. A text file without the first line is in GloVe's format, which is read, too.
 
 _FLOAT = np.dtype("<f4")
 
 
 def write(path, words: Sequence[str], vectors: Float[np.ndarray, "N M"]) -> None:
-    """Writes word vectors. Raises UserError for a word with white space, which ends a word."""
+    """Writes word vectors. Raises UserError for a word with white space, which would end it."""
     if spaced := [word for word in words if not word or word.split() != [word]]:
         raise UserError(
             f"{path}: the token {spaced[0]!r} has white space, which a file of vectors cannot "
@@ -170,7 +175,7 @@ def write(path, words: Sequence[str], vectors: Float[np.ndarray, "N M"]) -> None
 
 
 def width(path) -> int:
-    """Returns the width of the vectors of a file. Reads its beginning alone."""
+    """Returns the width of the vectors in a file, of which only the start is read."""
     path = buckets.path(path)
     with buckets.reading(path), path.open("rb") as file:
         return _sizes(path, file)[1]
@@ -179,8 +184,8 @@ def width(path) -> int:
 def read(path) -> Iterator[tuple[str, Float[np.ndarray, " M"]]]:
     """Yields the words of a file with their vectors.
 
-    Raises UserError with the number of the line or word that is of another form, or whose vector
-    is not finite. A name that ends in .bin makes it the binary format.
+    A file whose name ends in .bin is in the binary format. Raises UserError, with the number of the
+    line or word, for a malformed entry or a vector that is not finite.
     """
     path = buckets.path(path)
     with buckets.reading(path), path.open("rb") as file:
@@ -197,7 +202,7 @@ def read(path) -> Iterator[tuple[str, Float[np.ndarray, " M"]]]:
 
 
 def _sizes(path, file: BinaryIO) -> tuple[int | None, int]:
-    """Returns (count, width), and leaves the file at its first word. The count may be unknown."""
+    """Returns (count or None, width), and leaves the file at its first word."""
     fields = file.readline().split()
     if len(fields) == 2 and all(re.fullmatch(rb"0|[1-9]\d{0,11}", field) for field in fields):
         if fields[1] == b"0":
@@ -212,7 +217,8 @@ def _sizes(path, file: BinaryIO) -> tuple[int | None, int]:
 def _lines(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
     first = 1 if file.tell() == 0 else 2
     for number, line in enumerate(file, first):
-        # The word may hold characters that are white space elsewhere.
+        # The fields are split from the right, because a word may contain characters that count as
+        # white space elsewhere.
         word, *fields = line.rstrip().rsplit(b" ", size)
         try:
             with np.errstate(over="ignore"):
@@ -230,16 +236,17 @@ def _lines(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
 
 def _binary(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
     content = file.read()
-    place, number, num_bytes = 0, 0, size * _FLOAT.itemsize
-    while content[place : place + 1].strip() or content[place + 1 : place + 2]:
+    offset, number, num_bytes = 0, 0, size * _FLOAT.itemsize
+    # A single line end may follow the last vector.
+    while content[offset : offset + 1].strip() or content[offset + 1 : offset + 2]:
         number += 1
-        end = content.find(b" ", place)
+        end = content.find(b" ", offset)
         vector = content[end + 1 : end + 1 + num_bytes]
         if end < 0 or len(vector) < num_bytes:
             raise UserError(f"{path}: ends within word {number:,}, or is not a binary file")
         try:
-            word = content[place:end].lstrip(b"\n").decode()
+            word = content[offset:end].lstrip(b"\n").decode()
         except UnicodeDecodeError:
-            raise UserError(f"{path}: word {number:,}, at byte {place:,}, is not UTF-8") from None
+            raise UserError(f"{path}: word {number:,}, at byte {offset:,}, is not UTF-8") from None
         yield word, np.frombuffer(vector, _FLOAT).astype(np.float32)
-        place = end + 1 + num_bytes
+        offset = end + 1 + num_bytes

@@ -1,4 +1,4 @@
-"""Rows of conversations, of prompts, and of prompts with completions."""
+"""Rows of conversations, rows of prompts, and prompts with completions."""
 
 import dataclasses
 import itertools
@@ -16,17 +16,18 @@ from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, as_messa
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Packed conversations: each row holds several, and their answers alone have a weight.
+# Packed conversations: each row has several, in which only the assistant's tokens have weights.
 
-_CONVERSATIONS_PER_BLOCK = 10_000  # tokenised together
+_CONVERSATIONS_PER_BLOCK = 10_000  # tokenized in one call
 _COUNTS = ("conversations", "rows", "cut", "unanswered", "labels", "answers")
 
 
 class PackedChats:
-    """Rows of several conversations, apart by segment ids (1, 2, ...; 0 is padding).
+    """Rows of several conversations, which segment ids distinguish (1, 2, ...; 0 is padding).
 
-    Keys, all int32 (L,): tokens, labels (the token that follows each), weights (1 where the
-    assistant writes the label), positions, which begin anew with each conversation, segment_ids.
+    Keys, all int32 (L,): tokens, labels (the next token of each), weights (1 if the label is a
+    token that the assistant generates), positions (which restart at 0 in each conversation), and
+    segment_ids.
     """
 
     def __init__(self, stored: store.Store, tokenizer: ChatTokenizer, length: int):
@@ -42,9 +43,9 @@ class PackedChats:
         return [*map(self._row, self._rows.read([number for number, _ in numbers]))]
 
     def _row(self, tokens: np.ndarray) -> Row:
-        """Returns the row of conversations, behind each of which stands the end of a document."""
+        """Returns the row for stored tokens, in which each conversation is followed by `eos_id`."""
         is_end = tokens == self.tokenizer.eos_id
-        # The last token of a conversation predicts none.
+        # The last token of a conversation is not an input, because it predicts nothing.
         read = np.flatnonzero(~is_end & ~np.append(is_end[1:], True))
         segments = 1 + np.cumsum(is_end)[read]
         _, first, lengths = np.unique(segments, return_index=True, return_counts=True)
@@ -60,13 +61,13 @@ class PackedChats:
 
 @dataclasses.dataclass(frozen=True)
 class ChatRows:
-    """Rows of `length` tokens, of the conversations that `config.data` names."""
+    """Rows of `length` tokens from the conversations that `config.data` names."""
 
     config: ConfigDict
     length: int
 
     def text(self, split: str):
-        """Returns the conversations of a split; None where `config.data` names none."""
+        """Returns the conversations of a split, or None if `config.data` names none."""
         return chat.open_conversations(self.config.data, split)
 
     def training_text(self) -> "Contents":
@@ -107,7 +108,7 @@ class ChatRows:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The texts of the messages of conversations, of which a tokenizer is trained."""
+    """The contents of all messages in conversations, on which a tokenizer is trained."""
 
     conversations: Iterable[Sequence[chat.Message]]
 
@@ -125,7 +126,7 @@ class Contents:
 class _Packing:
     """Packs one part of a split into rows of `length` tokens.
 
-    A conversation that is longer loses its end; it is left out where no answer is left.
+    A longer conversation is truncated, and it is dropped if no token of the assistant is left.
     """
 
     tokenizer: ChatTokenizer
@@ -133,7 +134,7 @@ class _Packing:
     seed: int
 
     def __call__(self, writer: store.Writer, numbered: tuple[int, Iterable]) -> dict:
-        """Writes the rows, a conversation and the end of a document in turn; returns counts."""
+        """Writes rows of conversations, each followed by `eos_id`, and returns the counts."""
         number, conversations = numbered
         sequences = packing.Sequences()
         counts = dict.fromkeys(_COUNTS, 0)
@@ -141,15 +142,17 @@ class _Packing:
         while block := list(itertools.islice(remaining, _CONVERSATIONS_PER_BLOCK)):
             sequences.append([*self._fitting(self.tokenizer.render_all(block), counts)])
         sequences.join()
-        # Neither the last token of a conversation nor the end behind it is read.
+        # Two tokens of each stored conversation are not inputs: its last one, which predicts
+        # nothing, and the `eos_id` after it.
         plan = packing.plan_texts(sequences.lengths - 2, self.length, (self.seed, number))
         packing.write(writer, ([sequences.sequence(i) for i in row] for row in plan))
         counts["conversations"], counts["rows"] = len(sequences.lengths), len(plan)
         return counts
 
     def _fitting(self, rendered, counts: dict[str, int]) -> Iterator[list[int]]:
-        """Yields the ids of conversations with the end of a document, and adds to the counts."""
+        """Yields the ids of conversations followed by `eos_id`, and updates the counts."""
         for ids, is_answer in rendered:
+            # L inputs and their L labels are L + 1 tokens.
             fits = slice(self.length + 1)
             answers = int(is_answer[fits].sum())
             if not answers:
@@ -163,7 +166,7 @@ class _Packing:
 
 @dataclasses.dataclass(frozen=True)
 class _Whole:
-    """Adds up the counts of the parts. Raises UserError where no conversation is left."""
+    """Sums the counts of the parts. Raises UserError if no conversation is left."""
 
     split: str
     length: int
@@ -194,15 +197,15 @@ def _summary(meta: dict, length: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of prompts, alone or beside rows of texts.
+# Rows of prompts, alone or together with rows of texts.
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptRows:
-    """Prompts as ids, each the row of `prompts` (P,) int32 and `prompt_lengths` ()."""
+    """Rows of one prompt each: `prompts` (P,) int32, its ids, and `prompt_lengths` ()."""
 
     ids: Sequence[Sequence[int]]
-    length: int  # P, at least that of the longest prompt
+    length: int  # P, at least the length of the longest prompt
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -219,7 +222,7 @@ class PromptRows:
 
 @dataclasses.dataclass(frozen=True)
 class WithTexts:
-    """Training rows of prompts, with a row of texts beside each, whose keys begin with "text_"."""
+    """Training rows of prompts, each together with a row of texts under keys that start "text_"."""
 
     prompts: TrainRows
     texts: Any  # training rows
@@ -233,27 +236,28 @@ class WithTexts:
     def until(self, step: int) -> float:
         return self.prompts.until(step)
 
-    def batch(self, step: int, places: Sequence[int]) -> Row:
-        texts = self.texts.batch(step, places).items()
-        return self.prompts.batch(step, places) | {f"text_{name}": x for name, x in texts}
+    def batch(self, step: int, indices: Sequence[int]) -> Row:
+        texts = self.texts.batch(step, indices).items()
+        return self.prompts.batch(step, indices) | {f"text_{name}": x for name, x in texts}
 
 
 # --------------------------------------------------------------------------------------------------
 # Prompts with completions, as token ids.
 #
-# A prompt and its completions are encoded apart. So the ids of a prompt are those that a policy
-# continues: as `CausalUse.replies` has them where the tokenizer knows the marks of conversations,
-# and else as `CausalUse.generate` has them.
+# A prompt and its completions are encoded separately, because encoding them together could merge
+# characters of both into one token. The ids of a prompt are therefore the same as those that a
+# policy continues: the ones in `CausalUse.replies` with a chat tokenizer, and otherwise the ones in
+# `CausalUse.generate`.
 
 Ids = list[int]
 
 
 class Example(NamedTuple):
-    """A prompt with its completions, the best first."""
+    """A prompt with its completions, from best to worst."""
 
     prompt: Ids
     completions: list[Ids]
-    label: float = 1.0  # the probability that each one is preferred to those behind it
+    label: float = 1.0  # the probability that each one is preferred to those after it
 
 
 def prompt_ids(
@@ -261,35 +265,36 @@ def prompt_ids(
 ) -> list[Ids]:
     """Returns the ids of prompts.
 
-    With a ChatTokenizer a prompt is a conversation, up to the place where the assistant answers.
-    Else it is a text behind the token that a document starts with, which `with_start` adds. Raises
-    UserError for messages where the tokenizer knows no marks.
+    With a ChatTokenizer, a prompt is a conversation, followed by the special token after which the
+    assistant replies. Otherwise it is a text, to which `with_start` adds the start token of a
+    document. Raises UserError for messages if the tokenizer is not a ChatTokenizer.
     """
     if isinstance(tokenizer, ChatTokenizer):
         return tokenizer.prompts([as_messages(prompt) for prompt in prompts])
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise UserError(
-            "a prompt has messages, but the run in config.init_from knows no marks of "
-            "conversations; begin with a run of config.task.name='chat', or give texts"
+            "a prompt has messages, but the run in config.init_from has no special tokens for "
+            "conversations; start from a run of config.task.name='chat', or give texts"
         )
     return [with_start(ids) for ids in tokenizer.encode(list(prompts))]
 
 
 def end_id(tokenizer: Any) -> int:
-    """Returns the token at the end of a language model's completion."""
+    """Returns the id that ends a completion of a language model."""
     return tokenizer.end_id if isinstance(tokenizer, ChatTokenizer) else tokenizer.eos_id
 
 
 def completion_ids(tokenizer: Any, texts: Sequence[str], end: Sequence[int]) -> list[Ids]:
-    """Returns the ids of completions, each with its `end`."""
+    """Returns the ids of completions, each followed by the ids in `end`."""
     return [[*ids, *end] for ids in tokenizer.encode(list(texts))]
 
 
 def fitted(example: Example, room: int) -> Example:
-    """Returns an example whose prompt and each completion have at most `room` tokens together.
+    """Truncates an example so that the prompt with any of its completions fits in `room` tokens.
 
-    The prompt loses its beginning, but not its last room / 2 tokens. Then the completions lose
-    their ends. All completions have the same prompt.
+    First the start of the prompt is removed, except for its last room / 2 tokens, and then the ends
+    of the completions. All completions keep the same prompt, so that their log-probabilities are
+    comparable.
     """
     longest = max(map(len, example.completions))
     prompt = example.prompt[-max(room - longest, room // 2) :]

@@ -1,4 +1,4 @@
-"""Images: their files, their records, their augmentation, and rows of them."""
+"""Images: reading files, records, augmentation, and rows."""
 
 import dataclasses
 import io
@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # an optional library
 
 
 # --------------------------------------------------------------------------------------------------
-# Image files: opened by Pillow in a few formats, bounded before they are decoded.
+# Image files, which Pillow opens in a few formats. Their size is checked before they are decoded.
 
-# The formats that are opened, and the endings of their files.
+# The supported formats, and the suffixes of their files.
 FORMATS = {
     "PNG": (".png",),
     "JPEG": (".jpg", ".jpeg"),
@@ -31,13 +31,13 @@ FORMATS = {
     "GIF": (".gif",),
 }
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
-MOST_PIXELS = 89_478_485  # Pillow warns of a decompression bomb beyond so many
+MOST_PIXELS = 89_478_485  # Pillow warns of a decompression bomb if an image has more
 
 
 def pillow() -> ModuleType:
-    """Returns `PIL.Image`, whose warning of a decompression bomb is an error from now on.
+    """Returns `PIL.Image`, and turns its decompression bomb warning into an error.
 
-    Raises UserError where Pillow is not installed.
+    Raises UserError if Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -48,10 +48,10 @@ def pillow() -> ModuleType:
 
 
 def opened(content: bytes, where: str, max_pixels: int) -> "Image":
-    """Returns the image in the bytes of a file, not decoded yet.
+    """Opens the image in the bytes of a file, without decoding it.
 
-    `where` is its place in error messages. Raises UserError for bytes that are no image of FORMATS,
-    and for an image of more than `max_pixels`.
+    `where` is its location for error messages. Raises UserError if the bytes are not an image in
+    one of FORMATS, or if the image has more than `max_pixels`.
     """
     module = pillow()
     if not content:
@@ -62,7 +62,7 @@ def opened(content: bytes, where: str, max_pixels: int) -> "Image":
         raise UserError(f"{where}: no image of the formats {', '.join(FORMATS)}") from None
     except (module.DecompressionBombError, module.DecompressionBombWarning) as error:
         raise UserError(f"{where}: {error}") from None
-    except Exception as error:  # each format of Pillow raises its own
+    except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: can't be read as an image ({error})") from None
     width, height = image.size
     if width * height > max_pixels:
@@ -74,18 +74,18 @@ def opened(content: bytes, where: str, max_pixels: int) -> "Image":
 
 
 def loaded(image: "Image", where: str) -> "Image":
-    """Returns the decoded image. Raises UserError where the file is damaged."""
+    """Decodes the image. Raises UserError if the file is damaged."""
     try:
         image.load()
-    except Exception as error:  # each format of Pillow raises its own
+    except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
     return image
 
 
 def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
-    """Returns (height, width) of an image file. Raises UserError where it can't be decoded.
+    """Returns (height, width) of an image file. Raises UserError if it can't be decoded.
 
-    A JPEG is decoded at an eighth of its size, which finds a damage as well.
+    A JPEG is decoded at an eighth of its size, which is faster and detects damage as well.
     """
     image = opened(content, where, max_pixels)
     width, height = image.size
@@ -95,12 +95,12 @@ def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
 
 
 def open_image(path: str, max_pixels: int, max_bytes: int) -> "Image":
-    """Returns the decoded image of a file. Raises UserError as `opened` and `loaded` do."""
+    """Returns the decoded image of a file. Raises UserError like `opened` and `loaded`."""
     return loaded(opened(file_bytes(path, max_bytes), path, max_pixels), path)
 
 
 def file_bytes(path: str, max_bytes: int) -> bytes:
-    """Returns the content of a file. Raises UserError where it can't be read, or is too large."""
+    """Returns the content of a file. Raises UserError if it can't be read or is too large."""
     with buckets.reading(path):
         size = buckets.size(path)
         if size > max_bytes:
@@ -111,7 +111,7 @@ def file_bytes(path: str, max_bytes: int) -> bytes:
 
 
 def image_from_pixels(pixels: np.ndarray) -> "Image":
-    """Returns the image of an array of pixels, uint8 (H, W, 1) or (H, W, 3)."""
+    """Returns an image from an array of pixels, uint8 (H, W, 1) or (H, W, 3)."""
     pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     return pillow().fromarray(np.ascontiguousarray(pixels))
 
@@ -123,38 +123,38 @@ def pixels_of(image: "Image") -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------------
-# Images as records of a source: files as they are, or raw pixels.
+# Images as records: either the unchanged bytes of an image file, or raw pixels.
 
-SHAPE = ("height", "width", "channels")  # numbers of a record
-ENCODED = 0  # "channels" of a record that is an image file
+SHAPE = ("height", "width", "channels")  # integers of a record
+ENCODED = 0  # the value of "channels" in a record that is an image file
 NO_LABEL = -1
 
 
 def record_of_pixels(pixels: np.ndarray, label: int) -> Record:
-    """Returns the record of an array of pixels, uint8 (H, W, C)."""
+    """Returns a record of pixels, uint8 (H, W, C)."""
     shape = dict(zip(SHAPE, pixels.shape))
     return Record(pixels.tobytes(), {"label": label, **shape})
 
 
 def record_of_file(content: bytes, size: tuple[int, int], label: int) -> Record:
-    """Returns the record of an image file of `size` (height, width)."""
+    """Returns a record of an image file whose image has this `size` (height, width)."""
     shape = dict(zip(SHAPE, (*size, ENCODED)))
     return Record(content, {"label": label, **shape})
 
 
 # --------------------------------------------------------------------------------------------------
-# Augmentation of images: pure functions of an image and of the generator of its row.
+# Image augmentation: functions of an image and of the random generator of its row.
 
 Box = tuple[float, float, float, float]  # left, upper, right and lower, in pixels
 
 _TRIES = 10
-_LONGEST_SIDE = 4 / 3  # of a random crop, over its shorter side
+_LONGEST_SIDE = 4 / 3  # the largest aspect ratio of a random crop
 
 
 def centre_box(size: tuple[int, int], share: float = 1.0) -> Box:
-    """Returns the square in the centre of an image of `size` (width, height).
+    """Returns the central square of an image of `size` (width, height).
 
-    Its sides are `share` of the image's shorter side.
+    Its side is `share` times the shorter side of the image.
     """
     width, height = size
     side = share * min(width, height)
@@ -167,8 +167,9 @@ def random_box(
 ) -> Box:
     """Returns the box of a random crop (Szegedy et al. 2015, section 6).
 
-    Its area is a share of the image between those of `area`. The ratio of its sides is from 3/4 to
-    4/3, on a logarithmic scale. Where no such box fits in 10 draws, it is the square in the centre.
+    Its share of the image's area is drawn uniformly between the two values of `area`, and its
+    aspect ratio log-uniformly between 3/4 and 4/3. If none of 10 such boxes fits in the image, the
+    central square is returned.
     """
     width, height = size
     for _ in range(_TRIES):
@@ -183,16 +184,18 @@ def random_box(
 
 
 def resized(image: "Image", box: Box, side: int, mode: str) -> "Image":
-    """Returns the box of an image as a square of `side` pixels, in the `mode` L or RGB.
+    """Resizes the box of an image to a square of `side` pixels, in the `mode` L or RGB.
 
-    The interpolation is bilinear over all pixels of the box. A JPEG that has not been decoded is
-    decoded at the least size of its format that is not smaller than needed.
+    The interpolation is bilinear, with antialiasing. A JPEG that has not been decoded yet is
+    decoded at the smallest of the sizes that its format offers which is large enough.
     """
     full = image.size
+    # `draft` has an effect only before a JPEG is decoded. It saves much of the time that decoding a
+    # large JPEG would take.
     smaller = max(side / max(box[2] - box[0], 1e-6), side / max(box[3] - box[1], 1e-6))
     if smaller < 1:
         image.draft(None, tuple(math.ceil(length * smaller) for length in full))
-        scale = [now / before for now, before in zip(image.size, full)]
+        scale = [new / old for new, old in zip(image.size, full)]
         box = tuple(edge * scale[number % 2] for number, edge in enumerate(box))
     image = image if image.mode == mode else image.convert(mode)
     if image.size == (side, side) and box == (0, 0, side, side):
@@ -202,13 +205,13 @@ def resized(image: "Image", box: Box, side: int, mode: str) -> "Image":
 
 
 def flipped(image: "Image", generator: np.random.Generator) -> "Image":
-    """Returns the image, or in half of the draws its mirror image."""
+    """Flips the image horizontally with probability 1/2."""
     mirror = pillow().Transpose.FLIP_LEFT_RIGHT
     return image.transpose(mirror) if generator.random() < 0.5 else image
 
 
 def shifted(pixels: np.ndarray, most: int, generator: np.random.Generator) -> np.ndarray:
-    """Returns pixels (H, W, C) moved by up to `most` rows and columns; 0 fills the border."""
+    """Shifts pixels (H, W, C) randomly by up to `most` rows and columns, and fills with zeros."""
     height, width, _ = pixels.shape
     down, right = generator.integers(-most, most, 2, endpoint=True)
     moved = np.zeros_like(pixels)
@@ -221,7 +224,7 @@ def shifted(pixels: np.ndarray, most: int, generator: np.random.Generator) -> np
 
 
 def mixed(pixels: np.ndarray, others: np.ndarray, share: float) -> np.ndarray:
-    """Returns `share` of the pixels and the rest of the others (Zhang et al. 2018): mixup."""
+    """Returns mixup's weighted mean of two images (Zhang et al. 2018), rounded to uint8."""
     mixture = share * pixels.astype(np.float32) + (1 - share) * others.astype(np.float32)
     return np.rint(mixture).astype(np.uint8)
 
@@ -229,11 +232,11 @@ def mixed(pixels: np.ndarray, others: np.ndarray, share: float) -> np.ndarray:
 def rand_augmented(
     image: "Image", count: int, magnitude: float, generator: np.random.Generator
 ) -> "Image":
-    """Returns the image after `count` random operations of RandAugment (Cubuk et al. 2019).
+    """Applies `count` random operations of RandAugment to an image (Cubuk et al. 2019).
 
-    Each of the 14 operations of their section 3 is equally likely. A magnitude is from 0 to 10, and
-    its ranges are those of AutoAugment (Cubuk et al. 2018, appendix A, table 6). Half of the
-    magnitudes with a direction are negative. Grey fills the border.
+    The 14 operations of section 3 are equally likely. `magnitude` is from 0 to 10 and scales the
+    ranges of AutoAugment (Cubuk et al. 2018, appendix A, table 6). Magnitudes that have a direction
+    are negative with probability 1/2. Borders are filled with gray.
     """
     for number in generator.integers(len(_OPERATIONS), size=count):
         sign = 1 if generator.random() < 0.5 else -1
@@ -270,7 +273,7 @@ def _posterize(image: "Image", level: float, sign: int) -> "Image":
 
 
 def _enhanced(kind: str):
-    """Returns the operation that changes a property of the image by up to 0.9 of it."""
+    """Returns the operation that scales a property of the image by a factor from 0.1 to 1.9."""
 
     def operation(image: "Image", level: float, sign: int) -> "Image":
         from PIL import ImageEnhance
@@ -282,31 +285,31 @@ def _enhanced(kind: str):
 
 def _rotate(image: "Image", level: float, sign: int) -> "Image":
     bilinear = pillow().Resampling.BILINEAR
-    return image.rotate(sign * 30 * level, bilinear, fillcolor=_grey(image))
+    return image.rotate(sign * 30 * level, bilinear, fillcolor=_gray(image))
 
 
-def _moved(columns: float, rows: float, leaning: bool):
-    """Returns an affine operation: with `leaning` a shear by up to 0.3, else a shift by up to 0.45.
+def _affine(columns: float, rows: float, shear: bool):
+    """Returns an affine operation: a shear, or a translation by a share of the image's sides.
 
-    The shift is a share of the sides. The operation is along the columns or the rows.
+    `columns` and `rows` are the largest values along the two axes, of which one is 0.
     """
 
     def operation(image: "Image", level: float, sign: int) -> "Image":
         module = pillow()
         width, height = image.size
         along, across = sign * level * columns, sign * level * rows
-        if leaning:
+        if shear:
             matrix = (1, along, 0, across, 1, 0)
         else:
             matrix = (1, 0, along * width, 0, 1, across * height)
         transform = module.Transform.AFFINE
         bilinear = module.Resampling.BILINEAR
-        return image.transform(image.size, transform, matrix, bilinear, fillcolor=_grey(image))
+        return image.transform(image.size, transform, matrix, bilinear, fillcolor=_gray(image))
 
     return operation
 
 
-def _grey(image: "Image") -> int | tuple[int, int, int]:
+def _gray(image: "Image") -> int | tuple[int, int, int]:
     return 128 if image.mode == "L" else (128, 128, 128)
 
 
@@ -321,30 +324,31 @@ _OPERATIONS = (
     _enhanced("Contrast"),
     _enhanced("Brightness"),
     _enhanced("Sharpness"),
-    _moved(0.3, 0.0, leaning=True),
-    _moved(0.0, 0.3, leaning=True),
-    _moved(0.45, 0.0, leaning=False),
-    _moved(0.0, 0.45, leaning=False),
+    _affine(0.3, 0.0, shear=True),
+    _affine(0.0, 0.3, shear=True),
+    _affine(0.45, 0.0, shear=False),
+    _affine(0.0, 0.45, shear=False),
 )
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of images: decoded, cut to one size and augmented when they are read.
+# Rows of images, which are decoded, cropped to one size and augmented when they are read.
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The square of an image that a model reads.
+    """How an image becomes the square of pixels that a model reads.
 
-    Without `augments`, it is the centre of the image, whose shorter side is `resize` pixels before.
+    Without `augments`, the image is resized to `resize` pixels on its shorter side, and the central
+    square of it is taken.
     """
 
-    side: int  # pixels of a side
-    channels: int  # 1: grey; 3: red, green and blue
+    side: int  # pixels on each side
+    channels: int  # 1: grayscale; 3: RGB
     max_pixels: int
     resize: int
     augments: bool = False
-    random_crop: tuple[float, float] | None = None  # least and largest share of the area
+    random_crop: tuple[float, float] | None = None  # smallest and largest share of the area
     flip: bool = False
     shift: int = 0
     rand_augment: tuple[int, float] | None = None  # number of operations, magnitude
@@ -354,9 +358,13 @@ class View:
         return self.side, self.side, self.channels
 
     def pixels(self, image: "Image", random: np.random.Generator | None) -> np.ndarray:
-        """Returns the pixels of an image, uint8 (S, S, C). The generator draws the augmentation."""
+        """Returns the pixels of an image, uint8 (S, S, C).
+
+        `random` draws the augmentation, and may be None without `augments`.
+        """
         mode = "L" if self.channels == 1 else "RGB"
         if not self.augments:
+            # Resizing and the central crop are one interpolation of a smaller box.
             box = centre_box(image.size, self.side / self.resize)
             return pixels_of(resized(image, box, self.side, mode))
         if self.random_crop:
@@ -373,9 +381,9 @@ class View:
 
 
 class ImageRows:
-    """A row for each record: "images" uint8 (S, S, C), and "weight" 1, int32 ().
+    """One row for each record: "images" uint8 (S, S, C), and "weight" int32 (), which is 1.
 
-    The rows that fill the last batch of an evaluation have weight 0. `key` is that of Philox.
+    `key` is the Philox key from `rows.philox_key`.
     """
 
     def __init__(self, records: Records, view: View, key: np.ndarray):
@@ -393,7 +401,7 @@ class ImageRows:
         ]
 
     def row(self, number: int, content: np.ndarray, random: np.random.Generator) -> Row:
-        """Returns the row of a record, from its content."""
+        """Returns the row for a record with this content."""
         pixels = self.pixels(number, content, random)
         return {"images": pixels, "weight": np.ones((), np.int32)}
 
@@ -409,11 +417,11 @@ class ImageRows:
 
 
 class LabelledRows(ImageRows):
-    """Rows with "labels" int32 (K,) in place of a weight, and their "shares" float32 (K,).
+    """Rows with "labels" int32 (K,) and their "shares" float32 (K,), instead of "weight".
 
-    K is 1, and the share 1. With `mixup`, K is 2: a row is mixed with the row of another record,
-    which it draws. Its share of the mixture is from Beta(mixup, mixup) (Zhang et al. 2018). The
-    rows that fill the last batch of an evaluation have shares of 0.
+    Without `mixup`, K is 1 and the share is 1. With `mixup`, K is 2: each row is mixed with the row
+    of a random other record, and its share of the mixture is drawn from Beta(mixup, mixup) (Zhang
+    et al. 2018). In the padding rows of an evaluation, shares are 0.
     """
 
     def __init__(
@@ -430,6 +438,8 @@ class LabelledRows(ImageRows):
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         if not self.mixup:
             return super().rows(numbers)
+        # Each row draws its own partner, where the paper mixes the rows of a batch with each other,
+        # so that a row does not depend on the batch that it is in.
         randoms = [generator(self.key, *number) for number in numbers]
         partners = [int(random.integers(len(self))) for random in randoms]
         both = [*(number for number, _ in numbers), *partners]
@@ -459,7 +469,7 @@ class LabelledRows(ImageRows):
 
 
 class PermutedRows(ImageRows):
-    """Rows with an "order" int32 (N,) beside: a random permutation of the N patches of an image."""
+    """Rows with "order" int32 (N,), a random permutation of the N patches of an image."""
 
     def __init__(self, records: Records, view: View, key: np.ndarray, num_patches: int):
         super().__init__(records, view, key)
@@ -471,7 +481,7 @@ class PermutedRows(ImageRows):
 
 
 class FileRows:
-    """A row for each image file of a user: "images" uint8 (S, S, C), without augmentation."""
+    """One row for each image file: "images" uint8 (S, S, C), without augmentation."""
 
     def __init__(self, paths: Sequence[str], view: View, max_bytes: int):
         self.paths, self.view, self.max_bytes = paths, view, max_bytes

@@ -1,4 +1,4 @@
-"""Rows of masked language models: their texts, their pairs of texts, and their masks."""
+"""Rows of masked language models: single texts and pairs of texts, and how tokens are masked."""
 
 import abc
 import dataclasses
@@ -17,29 +17,30 @@ from transformer_jax.data.texts import SingleText, blocks
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# The masked tokens and the shortened pairs of BERT's rows (Devlin et al. 2018, section 3.1 and
+# Token masking and the truncation of pairs, as in BERT (Devlin et al. 2018, section 3.1 and
 # appendix A).
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Selects a share of a row's tokens for prediction: by default, 15 % as published.
+    """Selects a share of a row's tokens for prediction, by default 15 % as in the paper.
 
-    Of these, 80 % become [MASK], 10 % become another token, and 10 % stay.
+    Of the selected tokens, by default 80 % are replaced by [MASK], 10 % by a random token, and 10 %
+    are left unchanged.
     """
 
     mask_id: int
     special: np.ndarray  # (V,) bool: tokens that are neither predicted nor inserted
-    continues: np.ndarray  # (V,) bool: pieces that continue the previous piece's word
+    continues: np.ndarray  # (V,) bool: pieces that continue the word of the previous piece
     max_predictions: int  # of a row, P
-    whole_words: bool = False  # predict all pieces of a word or none
-    # weights of spans of 1, 2, 3, ... tokens, or of words with `whole_words`
+    whole_words: bool = False  # predict either all pieces of a word or none
+    # weights of spans of 1, 2, 3, ... tokens, or of as many words with `whole_words`
     ngrams: tuple[float, ...] = (1.0,)
-    selected: float = 0.15  # of all tokens of a row, special ones included
-    # of the selected tokens: the share that becomes [MASK], and the share that becomes another one
+    selected: float = 0.15  # share of all tokens of a row, including special tokens
+    # of the selected tokens: the share replaced by [MASK], and the share replaced by random tokens
     shares: tuple[float, float] = (0.8, 0.1)
-    # (V,): a token is selected with a probability in proportion to its weight, a word or a span
-    # with that of its first token; None: all alike
+    # (V,): the probability that a token is selected is proportional to its weight; for a word or a
+    # span, to the weight of its first token; None: uniform
     weights: np.ndarray | None = None
 
     @functools.cached_property
@@ -51,9 +52,11 @@ class Masking:
         """Returns the masked tokens (N,), and the positions, labels and weights to predict (P,).
 
         `tokens` (N,) includes the special tokens. Keys: tokens, masked_positions, masked_labels,
-        masked_weights.
+        masked_weights. Predictions beyond the selected tokens are padding with weight 0, so that
+        P is the same for every row.
         """
         candidates = np.flatnonzero(~self.special[tokens])
+        # The share is of all tokens, special ones included, as in the published code.
         count = min(
             max(round(self.selected * len(tokens)), 1), self.max_predictions, len(candidates)
         )
@@ -78,21 +81,23 @@ class Masking:
         }
 
     def _order(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Returns the places of the tokens (N,) in random order, large weights early.
+        """Returns the indices of the tokens (N,) in random order; large weights tend to come early.
 
-        The first of them are a sample without replacement (Efraimidis and Spirakis 2006).
+        For any n, the first n of them are a weighted sample without replacement (Efraimidis and
+        Spirakis 2006).
         """
         if self.weights is None:
             return random.permutation(len(tokens))
         return np.argsort(random.exponential(size=len(tokens)) / self.weights[tokens])
 
     def _units(self, tokens: np.ndarray, candidates: np.ndarray) -> list[np.ndarray]:
-        """Returns the positions of each word, or of each token."""
+        """Returns the positions of each unit of masking: a word, or a single token."""
         if not self.whole_words:
             return np.split(candidates, np.arange(1, len(candidates)))
-        begins_word = ~self.continues[tokens[candidates]]
+        starts_word = ~self.continues[tokens[candidates]]
+        # A special token ends a word too, because the candidates on its two sides are not adjacent.
         is_after_gap = np.diff(candidates, prepend=-2) > 1
-        return np.split(candidates, np.flatnonzero(begins_word | is_after_gap)[1:])
+        return np.split(candidates, np.flatnonzero(starts_word | is_after_gap)[1:])
 
     def _spans(
         self,
@@ -103,8 +108,8 @@ class Masking:
     ) -> np.ndarray:
         """Returns the positions of random spans of units (Lan et al. 2019, section 4.1).
 
-        A span is shorter than its drawn length where it meets a special token, another span or
-        `count`.
+        A span stops before its drawn length if it reaches a special token or another span, or if
+        the total would exceed `count`.
         """
         order = self._order(tokens[[unit[0] for unit in units]], random)
         lengths = [1] * len(units)
@@ -131,9 +136,11 @@ def truncated_pair(
 ) -> tuple[slice, slice]:
     """Returns the parts of two texts that together have at most `max_tokens` tokens.
 
-    The longer text loses tokens until both are equally long, then both lose. Each lost token is at
-    the beginning or the end of its text, with equal probability.
+    Tokens are removed from the longer text until both are equally long, and then from both in turn.
+    Each token is removed from the start or the end of its text with equal probability.
     """
+    # The published create_pretraining_data.py removes one token at a time in a loop. This computes
+    # how many tokens that loop removes from each text.
     excess = max(first_length + second_length - max_tokens, 0)
     from_longer = min(excess, abs(first_length - second_length))
     from_both = excess - from_longer
@@ -148,41 +155,44 @@ def truncated_pair(
 
 
 def _part(length: int, loss: int, random: np.random.Generator) -> slice:
-    """Returns the part of a text that loses `loss` tokens at its two ends."""
+    """Returns the part of a text that is left after `loss` tokens are removed from its two ends."""
     at_front = random.binomial(loss, 0.5) if loss else 0
     return slice(at_front, length - loss + at_front)
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of masked language models that are pairs of texts, and the token store of sentences.
+# Rows that are pairs of texts, and the token store of sentences that they are read from.
 
-# The share of shorter rows: short_seq_prob of the published create_pretraining_data.py.
+# The share of rows that are shorter, `short_seq_prob` in the published create_pretraining_data.py.
 _SHORT_ROWS = 0.1
-# Sums from here on do not fit 4 bytes, with some more for the length of a row.
+# Larger sums are stored in 8 bytes. The margin lets the length of a row be added to any sum below
+# without an overflow of uint32.
 _FOUR_BYTES = 2**32 - 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The two segments of a row as spans of tokens, and the generator for all later draws."""
+    """The two segments of a row as token spans, and the generator for all later random draws."""
 
     first: tuple[int, int]
     second: tuple[int, int]
-    follows: bool  # the second segment follows the first
+    follows: bool  # whether the second segment follows the first in the text
     random: np.random.Generator
 
 
 class SentencePairs:
-    """Rows [CLS] A [SEP] B [SEP] with masked tokens.
+    """Rows [CLS] A [SEP] B [SEP] with masked tokens, for next-sentence or sentence-order tasks.
 
-    A and B are segments of whole sentences. B follows A in half of the rows and comes from another
-    document in the others. With `swaps`, A follows B in the others (Lan et al. 2019). One row in
-    ten is shorter. The segments come from fixed spans of sentences; each epoch draws everything
-    else anew. The randomness of a row depends on `key` (seed, phase, component), its number and the
-    epoch.
+    A and B are segments of whole sentences. In half of the rows, B follows A in the text. In the
+    other rows, B comes from another document or, with `swaps`, precedes A (Lan et al. 2019). One
+    row in ten is shorter. The spans of sentences that are split into A and B are fixed; each epoch
+    draws everything else anew. The randomness of a row depends on `key` (seed, phase, component),
+    the row number and the epoch.
 
     Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
-    masked_weights (P,), follows (): 1 where B follows A.
+    masked_weights (P,), follows (): 1 if B follows A.
+
+    Raises UserError if the text has too few documents or sentences to form pairs.
     """
 
     def __init__(
@@ -199,10 +209,11 @@ class SentencePairs:
         self.swaps = swaps
         self.meta = stored.meta
         self._philox_key = philox_key(key)
-        # The first token of each sentence, then the number of tokens.
+        # The offset of the first token of each sentence, with the number of tokens at the end.
         self._starts = cumulative(stored.array("sentences"))
-        # The first sentence of each document, then the number of sentences.
+        # The index of the first sentence of each document, with the number of sentences at the end.
         self._documents = cumulative(stored.array("documents"))
+        # [CLS] and two [SEP] take three positions of a row.
         self._spans = _spans(self._starts, self._documents, length - 3)
         too_few = len(self._documents) < 3 and not swaps
         if too_few or not len(self._spans):
@@ -216,6 +227,7 @@ class SentencePairs:
         return len(self._spans)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        # All rows are planned before anything is read, so that one call reads all their spans.
         plans = [self._plan(number, epoch) for number, epoch in numbers]
         spans = [span for plan in plans for span in (plan.first, plan.second)]
         segments = iter(self.store.read(spans))
@@ -223,7 +235,7 @@ class SentencePairs:
 
     def _plan(self, number: int, epoch: int) -> Plan:
         random = generator(self._philox_key, number, epoch)
-        # Python's integers are faster than NumPy's, one by one.
+        # `tolist` and `item` return Python integers, which are faster than NumPy's scalars.
         first, last, document = self._spans[number].tolist()
         middle = random.integers(first + 1, last)
         follows = random.random() < 0.5
@@ -238,7 +250,8 @@ class SentencePairs:
     def _segment_of_another_document(
         self, document: int, random: np.random.Generator
     ) -> tuple[int, int]:
-        """Returns the tokens from a random sentence of a random other document on."""
+        """Returns a span that starts at a random sentence of a random other document."""
+        # Of N documents, N - 1 are others; `_documents` has N + 1 entries.
         other = random.integers(len(self._documents) - 2)
         other += other >= document
         next_document = self._documents.item(other + 1)
@@ -255,12 +268,12 @@ class SentencePairs:
         return row | {"follows": np.int32(plan.follows)}
 
     def _room(self, random: np.random.Generator) -> int:
-        """Returns the most tokens of a row without the special ones."""
+        """Returns the maximum number of tokens in a row, not counting special tokens."""
         max_tokens = self.length - 3
         return random.integers(2, max_tokens + 1) if random.random() < _SHORT_ROWS else max_tokens
 
     def _masked(self, texts: list[np.ndarray], random: np.random.Generator) -> Row:
-        """Returns the row of one text or two, with masked tokens."""
+        """Returns the row of one or two texts, with special tokens and masked tokens."""
         sep = [self.meta["sep_id"]]
         framed = [part for text in texts for part in (text, sep)]
         tokens = np.concatenate([[self.meta["cls_id"]], *framed]).astype(np.int64)
@@ -274,7 +287,10 @@ class SentencePairs:
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
-    """Returns 0 and the cumulative sums of the lengths, of 4 bytes each up to four billion."""
+    """Returns 0 followed by the cumulative sums of the lengths.
+
+    The sums are uint32 while they fit, which halves the memory of the index of a large text.
+    """
     is_large = np.sum(lengths, dtype=np.int64) >= _FOUR_BYTES
     sums = np.zeros(len(lengths) + 1, np.int64 if is_large else np.uint32)
     np.cumsum(lengths, out=sums[1:])
@@ -282,7 +298,10 @@ def cumulative(lengths: np.ndarray) -> np.ndarray:
 
 
 def inside(starts: np.ndarray, span: np.ndarray) -> np.ndarray:
-    """Returns the starts after the first token of a span, counted from it."""
+    """Returns all sorted `starts` that are inside a span, relative to the span's start.
+
+    A start that coincides with the start of the span is not included.
+    """
     first, last = np.searchsorted(starts, span, "right")
     within = starts[first:last]
     return (within[within < span[1]] - span[0]).astype(np.int64)
@@ -292,37 +311,39 @@ def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.nda
     """Returns (first sentence, sentence after the last, document) of each span, uint32 (N, 3).
 
     A span has at least two sentences and ends with the sentence that reaches `max_tokens` tokens. A
-    single sentence that remains at the end of its document joins the span before it. A document of
-    one sentence has no span.
+    single sentence that is left over at the end of a document is added to the span before it. A
+    document with only one sentence has no span.
     """
 
     def numbers() -> Iterator[int]:
-        for document, (begin, end) in enumerate(itertools.pairwise(documents.tolist())):
+        for document, (start, end) in enumerate(itertools.pairwise(documents.tolist())):
             bounds = []
-            first = begin
+            first = start
             while end - first >= 2:
                 last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
                 first = min(last, end)
                 bounds.append(first)
             if bounds:
                 bounds[-1] = end
-            for span in zip([begin, *bounds], bounds):
+            for span in zip([start, *bounds], bounds):
                 yield from (*span, document)
 
     return np.fromiter(numbers(), np.uint32).reshape(-1, 3)
 
 
 def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store.Store:
-    """Returns the token store of a text's sentences; builds the parts of it that do not exist.
+    """Returns the token store of a text's sentences; builds the parts that do not exist yet.
 
-    `text` has parts, iterables of documents, and a fingerprint. The store's arrays hold the number
-    of tokens of each sentence and of sentences of each document. With `exact`, each sentence keeps
-    the white space before it.
+    `text` has a fingerprint and parts, which are iterables of documents. The index arrays of the
+    store hold the number of tokens in each sentence and of sentences in each document. With
+    `exact`, each sentence keeps the white space before it, so that the sentences of a document
+    concatenate to its text.
     """
     key = {
         "text": text.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
         "sentences": data.sentences,
+        # Only then part of the key, so that other stores keep the key that they have.
         **({"exact": True} if exact else {}),
     }
     content = store.Content(
@@ -335,7 +356,7 @@ def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store
         whole=functools.partial(
             _whole, name=name, ids={"cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
         ),
-        title=f"tokenising {name}",
+        title=f"tokenizing {name}",
     )
     stored = store.build(
         data.cache, f"sentences-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
@@ -349,8 +370,9 @@ def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store
 
 
 def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, split: Callable) -> dict[str, int]:
-    """Writes the sentences of a part, and returns its counts."""
+    """Writes the sentences of a part and returns its counts."""
     counts = {"documents": 0, "sentences": 0}
+    # An empty part needs its arrays too, because `Store.array` reads the arrays of every part.
     for name in counts:
         writer.array(name, np.zeros(0, np.uint32))
     for block in blocks(texts):
@@ -365,7 +387,7 @@ def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, split: Callable
 
 
 def _whole(parts: list[dict], name: str, ids: dict[str, int]) -> dict[str, int]:
-    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    """Returns the metadata of a store. Raises UserError if the text has no documents."""
     counts = texts.sums(parts, ("documents", "sentences", "tokens"))
     if not counts["documents"]:
         raise UserError(f"config.data: the {name} text has no document that is not empty")
@@ -373,7 +395,7 @@ def _whole(parts: list[dict], name: str, ids: dict[str, int]) -> dict[str, int]:
 
 
 def _encoded_documents(texts: list[str], tokenizer, split: Callable) -> list[list[list[int]]]:
-    """Returns the ids of each sentence of each document, without empty ones."""
+    """Returns the ids of each sentence of each document, without empty sentences and documents."""
     parts = [*map(split, texts)]
     encoded = iter(tokenizer.encode(list(itertools.chain.from_iterable(parts))))
     documents = [[ids for ids in itertools.islice(encoded, len(part)) if ids] for part in parts]
@@ -381,13 +403,13 @@ def _encoded_documents(texts: list[str], tokenizer, split: Callable) -> list[lis
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of masked language models that are single texts: windows, and RoBERTa's full sentences.
+# Rows that are single texts: windows of the text, and RoBERTa's full sentences.
 
 
 class MaskedTexts(abc.ABC):
-    """Rows [CLS] text [SEP] of at most L tokens, with masks that each epoch draws anew.
+    """Rows [CLS] text [SEP] of at most L tokens, in which each epoch masks other tokens.
 
-    `key` is (seed, phase, component), `ids` are those of [CLS] and [SEP].
+    `key` is (seed, phase, component), and `ids` are the ids of [CLS] and [SEP].
 
     Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
     masked_weights (P,).
@@ -413,7 +435,7 @@ class MaskedTexts(abc.ABC):
 
     @abc.abstractmethod
     def _texts(self, numbers: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Returns the tokens between [CLS] and the last [SEP] of each row."""
+        """Returns the tokens of each row that come between [CLS] and the last [SEP]."""
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         return [
@@ -432,7 +454,7 @@ class MaskedTexts(abc.ABC):
 
 
 class MaskedWindows(MaskedTexts):
-    """Windows of L - 2 tokens of the text as one stream, in which [SEP] ends each document."""
+    """Windows of L - 2 tokens from the text as one stream, in which [SEP] ends each document."""
 
     def __init__(self, stored: store.Store, length: int, mask: Masking, key, ids):
         super().__init__(stored, length, mask, key, ids)
@@ -448,16 +470,16 @@ class MaskedWindows(MaskedTexts):
 class FullSentences(MaskedTexts):
     """As many whole sentences as fit, in order and across documents (Liu et al. 2019, section 4.2).
 
-    [SEP] stands between two documents of a row. A sentence that is longer than a row is cut. Each
-    epoch has the same rows, with other masks.
+    [SEP] separates the documents in a row. A sentence that is longer than a row is split. Each
+    epoch has the same rows, in which other tokens are masked.
     """
 
     def __init__(self, stored: store.Store, length: int, mask: Masking, key, ids):
         super().__init__(stored, length, mask, key, ids)
         sentences = cumulative(stored.array("sentences"))
-        # The first token of each document, then the number of tokens.
+        # The offset of the first token of each document, with the number of tokens at the end.
         self._documents = sentences[cumulative(stored.array("documents"))]
-        # The first token of each row, then the number of tokens.
+        # The offset of the first token of each row, with the number of tokens at the end.
         starts = _row_starts(_pieces(sentences, length - 2), self._documents, length - 2)
         self._starts = np.fromiter(starts, sentences.dtype)
 
@@ -473,53 +495,58 @@ class FullSentences(MaskedTexts):
 
 
 def _pieces(sentences: np.ndarray, most: int) -> np.ndarray:
-    """Returns the first token of each piece of a sentence, then the number of tokens.
+    """Returns the offset of the first token of each piece, with the number of tokens at the end.
 
-    `sentences` are the first tokens of sentences, and the number of tokens. A piece is a sentence,
-    or `most` tokens of a longer one, or the rest of it.
+    `sentences` has the same form. A sentence of up to `most` tokens is one piece; a longer one is
+    split into pieces of `most` tokens and a rest.
     """
-    counts = (np.diff(sentences) + (most - 1)) // most  # of each sentence, 1 or more
-    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.append(np.repeat(sentences[:-1], counts) + most * places, sentences[-1])
+    counts = (np.diff(sentences) + (most - 1)) // most  # pieces of each sentence, 1 or more
+    indices = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.append(np.repeat(sentences[:-1], counts) + most * indices, sentences[-1])
 
 
 def _row_starts(pieces: np.ndarray, documents: np.ndarray, most: int) -> Iterator[int]:
-    """Yields the first token of each row of at most `most` tokens, then the number of tokens."""
-    # A row of pieces of two documents has one separator, and so on.
+    """Yields the offset of the first token of each row, and at the end the number of tokens.
+
+    A row has at most `most` tokens, including one [SEP] between two documents.
+    """
+    # The number of separators between the start of the text and each piece. Adding it to the end of
+    # a piece makes the end of the longest row that fits a binary search.
     separators = np.searchsorted(documents, pieces[:-1], "right")
     ends = pieces[1:] + separators
     first = 0
     while first < len(ends):
         yield pieces.item(first)
-        begin = pieces.item(first) + separators.item(first)
-        first = int(np.searchsorted(ends, begin + most, "right"))
+        start = pieces.item(first) + separators.item(first)
+        first = int(np.searchsorted(ends, start + most, "right"))
     yield pieces.item(-1)
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of masked language models: texts of `config.data` with masked tokens, by phase.
+# The rows of masked language models for the texts that `config.data` names, in phases.
 
-# The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
-# and masks.
+# The minimum number of rows in an evaluation. A smaller text is read several times, each time with
+# other pairs and masks, so that the random draws add less noise to the result.
 _MIN_EVAL_ROWS = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedRows(SingleText):
-    """Pairs of texts, or single texts, with masks that each epoch draws anew.
+    """Pairs of texts or single texts, in which each epoch masks other tokens.
 
     Attributes:
-      phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
-      pairs: whether rows are pairs of texts, not single ones.
-      whole_words: whether all pieces of a word are masked, or none.
+      phases: (share of the updates, tokens per row, maximum predictions per row) of each phase.
+      pairs: whether rows are pairs of texts instead of single texts.
+      whole_words: whether either all pieces of a word are masked or none.
       ngrams: the weights of masked spans of 1, 2, 3, ... tokens or words.
-      swaps: whether the texts of a pair follow each other, in one order or the other.
-      full_sentences: whether single texts are whole sentences, not windows.
-      rare_words: in training, the weight of a token that occurs n times in the training text is
-        n**-rare_words, and masks fall in proportion to it.
+      swaps: whether the two texts of every pair are consecutive, in either order.
+      full_sentences: whether single texts are whole sentences instead of windows.
+      rare_words: in training, a token that occurs n times in the training text is masked with a
+        probability proportional to n**-rare_words.
     """
 
-    single: ClassVar[str] = "next_sentence=0"  # of config.task: then rows are single texts
+    # the setting of config.task that makes rows single texts, which error messages name
+    single: ClassVar[str] = "next_sentence=0"
 
     phases: tuple
     pairs: bool
@@ -530,7 +557,7 @@ class MaskedRows(SingleText):
     rare_words: float = 0.0
 
     def check(self, model: Any) -> None:
-        """Raises UserError for phases of another form, or rows that do not suit the model."""
+        """Raises UserError if the phases are invalid or the rows do not suit the model."""
         if self.pairs and model.num_token_types < 2:
             raise UserError(
                 f"config.model.num_token_types={model.num_token_types}: pairs of texts need "
@@ -560,7 +587,7 @@ class MaskedRows(SingleText):
         if self.config.train.first_batch:
             raise UserError(
                 f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
-                "language modelling does not grow; set it to 0"
+                "language modeling does not grow; set it to 0"
             )
 
     @property
@@ -568,35 +595,37 @@ class MaskedRows(SingleText):
         """The number of updates of each phase."""
         shares = itertools.accumulate(share for share, _, _ in self.phases)
         ends = [round(share * self.config.train.num_steps) for share in shares]
-        return [end - begin for begin, end in zip([0, *ends], ends)]
+        return [end - start for start, end in zip([0, *ends], ends)]
 
     def train(self, tokenizer) -> rows.TrainRows:
-        """Returns the training rows. The first call tokenises the text."""
-        stored = self._tokenised("train", tokenizer)
+        """Returns the training rows. The first call tokenizes the text."""
+        stored = self._tokenized("train", tokenizer)
         batch = self.config.train.batch
         phases = []
         for number, num_steps in enumerate(self.phase_steps):
             component = self._component(stored, "train", number, tokenizer)
+            # The last phase has no end, so that rounding the shares never leaves updates without
+            # rows.
             is_last = number == len(self.phases) - 1
             phases.append(rows.Phase([component], batch, None if is_last else num_steps))
         return rows.TrainRows(phases, self.config.data.seed)
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        """Returns the rows of a split, as in the last phase."""
-        stored = self._tokenised(split, tokenizer)
+        """Returns the rows of a split, which have the length and masking of the last phase."""
+        stored = self._tokenized(split, tokenizer)
         component = self._component(stored, split, len(self.phases) - 1, tokenizer)
         return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
 
-    def _tokenised(self, split: str, tokenizer):
+    def _tokenized(self, split: str, tokenizer):
         text = self.text(split), self.config.data, tokenizer, split
         if self.full_sentences:
             return tokenised(*text, exact=True)
         return tokenised(*text) if self.pairs else texts.tokenised(*text)
 
     def _component(self, stored, split: str, phase: int, tokenizer):
-        """Returns the rows of a tokenised split in a phase.
+        """Returns the rows of a tokenized split in a phase.
 
-        Each split has its own random numbers.
+        The index of the split is part of the key, so that no two splits share random numbers.
         """
         _, length, num_predictions = self.phases[phase]
         mask = self.masking(tokenizer, num_predictions)
@@ -609,7 +638,7 @@ class MaskedRows(SingleText):
         return single(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
 
     def _weights(self, stored, vocab_size: int) -> np.ndarray:
-        """Returns the weight of each token of the training text (V,)."""
+        """Returns the masking weight of each token of the vocabulary (V,)."""
         counts = texts.count_tokens(stored, self.config.data, vocab_size, "train")
         return np.maximum(counts, 1) ** -float(self.rare_words)
 
@@ -619,7 +648,7 @@ class MaskedRows(SingleText):
         return SentencePairs(stored, length, mask, key, self.swaps)
 
     def masking(self, tokenizer, num_predictions: int) -> Masking:
-        """Returns the masking of a row with at most so many predictions."""
+        """Returns the masking for rows with at most `num_predictions` predictions."""
         return Masking(
             tokenizer.mask_id,
             tokenizer.special,
@@ -631,7 +660,7 @@ class MaskedRows(SingleText):
 
 
 def are_weights(values) -> bool:
-    """Returns whether these are a tuple of finite numbers from 0, not all 0."""
+    """Returns whether `values` is a tuple of finite numbers >= 0 that are not all 0."""
     if not isinstance(values, tuple) or not {*map(type, values)} <= {int, float}:
         return False
     return all(0 <= value < math.inf for value in values) and sum(values) > 0
@@ -646,26 +675,28 @@ def _is_phase(phase, max_length: int) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of replaced-token detection: masked texts, and the numbers that sample replacements.
+# Rows for replaced-token detection (ELECTRA): masked texts, and random numbers that the generator
+# samples its replacements with.
 
-# Numbers below it are exact in float32.
+# Integers below this bound are exactly representable in float32.
 NUM_DRAWS = 2**24
-# Of the tokens that the generator replaces, those that it reads as [MASK]. It sees the others
-# (the published code).
+# The share of the generator's predicted tokens that are replaced by [MASK] in its input. The others
+# are left unchanged, as in the published code.
 _HIDDEN = 0.85
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedRows(MaskedRows):
-    """Rows of `MaskedRows` with masked_draws (P,) int32 below NUM_DRAWS.
+    """Rows of `MaskedRows` with the further key masked_draws (P,), int32 below NUM_DRAWS.
 
-    They decide which token the generator samples at each position. So a sample depends on the row
-    and the parameters alone: neither on the batch nor on the mesh.
+    These random numbers decide which token the generator samples at each position. Because they are
+    part of the row, a sample depends only on the row and the parameters, and not on the batch or
+    the mesh.
     """
 
     single = "pairs=false"
 
-    selected: float = 0.15  # the share of the tokens that are replaced
+    selected: float = 0.15  # the share of the tokens that the generator predicts
 
     def masking(self, tokenizer, num_predictions: int) -> "_Masking":
         plain = vars(super().masking(tokenizer, num_predictions))
@@ -673,7 +704,7 @@ class ReplacedRows(MaskedRows):
 
 
 class _Masking(Masking):
-    """Masking whose rows have masked_draws."""
+    """Masking that adds masked_draws to each row."""
 
     def __call__(self, tokens: np.ndarray, random: np.random.Generator) -> dict[str, np.ndarray]:
         row = super().__call__(tokens, random)
@@ -682,10 +713,11 @@ class _Masking(Masking):
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of BERT's kind under four masks: the pre-training data of UniLM (Dong et al. 2019).
+# The pre-training data of UniLM (Dong et al. 2019): rows as in BERT, for four objectives with
+# different attention masks.
 
 OBJECTIVES = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
-_OF_PAIRS = OBJECTIVES[:2]
+_PAIR_OBJECTIVES = OBJECTIVES[:2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -694,15 +726,16 @@ class _Mixed(Plan):
 
 
 class MixedPairs(SentencePairs):
-    """Rows that each have one of four objectives, drawn anew in each epoch.
+    """Rows that each have one of four objectives, which each epoch draws anew.
 
-    A bidirectional row is a pair as in `SentencePairs`. The second text of a sequence-to-sequence
-    row follows the first. The rows of the other two are one text: [CLS] A [SEP].
+    A bidirectional row is a pair as in `SentencePairs`. In a sequence-to-sequence row, the second
+    text always follows the first. The rows of the other two objectives are one text: [CLS] A [SEP].
 
-    `shares` are those of OBJECTIVES. `types` are the token types of both texts by objective.
+    `shares` are the shares of the OBJECTIVES, in their order. `types` maps each objective to the
+    token types of its two texts.
 
-    Further keys, int32: ranks (L,): a token sees those of its own rank and of lower ranks; paired
-    (): 1 for a bidirectional row.
+    Further keys, int32: ranks (L,), where a token attends to tokens of its own rank and of lower
+    ranks; paired (), which is 1 for a bidirectional row.
     """
 
     def __init__(
@@ -726,13 +759,15 @@ class MixedPairs(SentencePairs):
         mixed = _Mixed(**vars(plan), objective=objective)
         if objective == "bidirectional":
             return mixed
+        # Only bidirectional rows have next-sentence labels. The other objectives generate text, so
+        # their second segment must continue the first.
         if not plan.follows and self.swaps:
             return dataclasses.replace(mixed, first=plan.second, second=plan.first, follows=True)
         end = self._starts.item(self._spans[number][1])
         return dataclasses.replace(mixed, second=(plan.first[1], end), follows=True)
 
     def _row(self, plan: _Mixed, first: np.ndarray, second: np.ndarray) -> Row:
-        if plan.objective in _OF_PAIRS:
+        if plan.objective in _PAIR_OBJECTIVES:
             row = super()._row(plan, first, second)
         else:
             text = np.concatenate([first, second])[: self._room(plan.random)]
@@ -749,22 +784,24 @@ class MixedPairs(SentencePairs):
 def ranks(objective: str, is_second: np.ndarray) -> np.ndarray:
     """Returns the ranks of a row's tokens (N,) (Dong et al. 2019, section 2.3).
 
-    `is_second` (N,) is true for the second text.
+    `is_second` (N,) is true for the tokens of the second text. Ranks describe all four attention
+    masks in N numbers instead of N x N: equal ranks attend to each other in both directions, and
+    different ranks only from the higher to the lower.
     """
-    places = np.arange(len(is_second))
+    positions = np.arange(len(is_second))
     match objective:
         case "sequence_to_sequence":
-            return places * is_second
+            return positions * is_second
         case "left_to_right":
-            return places
+            return positions
         case "right_to_left":
-            return places[::-1]
-    return np.zeros_like(places)
+            return positions[::-1]
+    return np.zeros_like(positions)
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedRows(MaskedRows):
-    """The rows of all four objectives. `shares` and `types` are those of `MixedPairs`."""
+    """Rows of all four objectives. `shares` and `types` are described at `MixedPairs`."""
 
     single = "name=masked_lm with next_sentence=0"
 

@@ -1,4 +1,4 @@
-"""Denoising: the noises of a text, and rows of noised texts with what a model reconstructs."""
+"""Denoising objectives: noise functions, and rows of noised texts with their targets."""
 
 import bisect
 import dataclasses
@@ -15,21 +15,21 @@ from transformer_jax.data.rows import Row
 from transformer_jax.data.texts import MixedTexts
 
 # --------------------------------------------------------------------------------------------------
-# A text with its source and its target, and the interface of noises.
+# A text with its source and its target, and the interface of noise functions.
 
-# The number of sentinels of a tokenizer that declares none, as many as T5 has. They follow its
-# pieces.
+# The number of sentinels added after the pieces of a tokenizer that has none, as many as T5 has.
 NUM_SENTINELS = 100
 
 
 class Text(NamedTuple):
-    """The two sides of a text, without the tokens that frame it.
+    """The source and the target of a text, without special tokens at their ends.
 
     Attributes:
-      tokens: (N,), which the encoder reads.
-      sentences: (N,) the number of each token's sentence.
-      target: (T,), which the decoder writes.
-      start: the place of the target in the text; None: the target is framed as a whole text is.
+      tokens: (N,), the source, which the encoder reads.
+      sentences: (N,), the sentence index of each token.
+      target: (T,), which the decoder predicts.
+      start: the position of the target in the text, or None if the target gets the special tokens
+        of a whole text.
     """
 
     tokens: np.ndarray
@@ -40,13 +40,14 @@ class Text(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The pieces of a vocabulary, as noises need them.
+    """What noise functions need to know about a vocabulary.
 
     Attributes:
-      begins_word: (V,) bool.
-      mask_id: None where the tokenizer has no mask.
-      num_sentinels: of the tokenizer, or beyond its pieces.
-      size: the number of pieces, with sentinels. Sentinel k has the id size - 1 - k.
+      begins_word: (V,) bool, whether a piece starts a word.
+      mask_id: the id of the mask token, or None if the tokenizer has none.
+      num_sentinels: the number of sentinels, either the tokenizer's or those added after its
+        pieces.
+      size: the number of pieces including sentinels. Sentinel k has the id size - 1 - k.
     """
 
     begins_word: np.ndarray
@@ -63,12 +64,12 @@ class Pieces:
 
 
 class Noise:
-    """A noise. Its fields are its numbers in `config.task.noises`.
+    """A noise function. Its dataclass fields are the numbers of its entry in `config.task.noises`.
 
     Attributes:
-      masks: whether it needs a mask in the vocabulary.
-      alone: whether it decides the target, and no noise stands beside it.
-      frames: whether the target is framed, as a whole text is.
+      masks: whether it needs a mask token in the vocabulary.
+      alone: whether it defines the target, so that it can't be combined with other noises.
+      frames: whether the target gets the special tokens of a whole text.
       whole_sentences: whether it needs texts of whole sentences.
     """
 
@@ -81,21 +82,21 @@ class Noise:
         raise NotImplementedError
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """Returns the most tokens of both sides, for a text of so many tokens."""
+        """Returns the maximum lengths of source and target for a text of `num_tokens` tokens."""
         return num_tokens, num_tokens
 
     def num_sentinels(self, num_tokens: int) -> int:
-        """Returns the number of sentinels that a text of so many tokens needs."""
+        """Returns the number of sentinels that a text of `num_tokens` tokens needs."""
         return 0
 
 
 # --------------------------------------------------------------------------------------------------
-# The noises of BART (Lewis et al. 2019, section 2.2): they change the source alone.
+# The noise functions of BART (Lewis et al. 2019, section 2.2), which change only the source.
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking(Noise):
-    """Token masking: random tokens become masks."""
+    """Token masking: random tokens are replaced by the mask token."""
 
     share: float = 0.15
     masks = True
@@ -108,7 +109,7 @@ class Masking(Noise):
 
 @dataclasses.dataclass(frozen=True)
 class Deletion(Noise):
-    """Token deletion: the model must find the places of the tokens that are missing."""
+    """Token deletion: random tokens are removed, so the model must also infer where they were."""
 
     share: float = 0.15
 
@@ -121,12 +122,12 @@ class Deletion(Noise):
 
 @dataclasses.dataclass(frozen=True)
 class Infilling(Noise):
-    """Text infilling: each span of words becomes one mask. A span of no word inserts a mask.
+    """Text infilling: each span of words is replaced by one mask token.
 
-    The numbers of words are from a Poisson distribution. As in fairseq, they are drawn until their
-    sum reaches the share of the words, and the last one is cut to that sum. The last one is longer
-    instead where there are as many spans as words to mask, so that no text grows. Spans do not
-    overlap.
+    The numbers of words in the spans are drawn from a Poisson distribution, and a span of no words
+    inserts a mask. As in fairseq, spans are drawn until their lengths sum to the share of the words
+    to mask, and the last span is shortened to reach that sum exactly. If there are as many spans as
+    words to mask, the last span is lengthened instead, so that no text grows. Spans don't overlap.
     """
 
     share: float = 0.3
@@ -134,13 +135,14 @@ class Infilling(Noise):
     masks = True
 
     def __call__(self, text, pieces, random):
-        begins = np.ones(len(text.tokens) + 1, bool)
-        begins[1:-1] = pieces.begins_word[text.tokens[1:]]
-        # The first token of each word, then the number of tokens.
-        bounds = np.flatnonzero(begins)
+        is_start = np.ones(len(text.tokens) + 1, bool)
+        is_start[1:-1] = pieces.begins_word[text.tokens[1:]]
+        # The index of the first token of each word, with the number of tokens at the end.
+        bounds = np.flatnonzero(is_start)
         words = self._lengths(_count(len(bounds) - 1, self.share, random), random)
         num_others = len(bounds) - 1 - words.sum()
-        # The other words and the spans are in random order.
+        # Shuffling the spans among the remaining words places the spans without overlap, and makes
+        # all placements equally likely.
         slots = random.permutation(num_others + len(words))[: len(words)]
         slots.sort()
         first_words = slots - np.arange(len(words)) + np.cumsum(words) - words
@@ -148,7 +150,7 @@ class Infilling(Noise):
         return _replaced(text, starts, ends - starts, pieces.mask_id)
 
     def _lengths(self, num_words: int, random: np.random.Generator) -> np.ndarray:
-        """Returns the number of words of each span, `num_words` in all."""
+        """Returns the number of words in each span. They sum to `num_words`."""
         if not num_words:
             return np.zeros(0, np.int64)
         lengths = random.poisson(self.mean, num_words)
@@ -160,21 +162,22 @@ class Infilling(Noise):
 
 @dataclasses.dataclass(frozen=True)
 class Permutation(Noise):
-    """Sentence permutation: the sentences are in random order."""
+    """Sentence permutation: the sentences of the source are in random order."""
 
     whole_sentences = True
 
     def __call__(self, text, pieces, random):
-        begins = text.sentences[1:] != text.sentences[:-1]
-        parts = np.cumsum(np.concatenate([[0], begins]))[: len(text.sentences)]
-        places = random.permutation(begins.sum() + 1)[parts]
-        order = np.argsort(places, kind="stable")
+        is_start = text.sentences[1:] != text.sentences[:-1]
+        parts = np.cumsum(np.concatenate([[0], is_start]))[: len(text.sentences)]
+        ranks = random.permutation(is_start.sum() + 1)[parts]
+        # A stable sort keeps the order of the tokens within each sentence.
+        order = np.argsort(ranks, kind="stable")
         return text._replace(tokens=text.tokens[order], sentences=text.sentences[order])
 
 
 @dataclasses.dataclass(frozen=True)
 class Rotation(Noise):
-    """Document rotation: the text begins with a random token, and its beginning follows the end."""
+    """Document rotation: the source is rotated so that it starts with a random token."""
 
     def __call__(self, text, pieces, random):
         shift = -random.integers(max(len(text.tokens), 1))
@@ -184,17 +187,17 @@ class Rotation(Noise):
 
 
 def _count(number: int, share: float, random: np.random.Generator) -> int:
-    """Returns the share of a number, rounded at random so that its mean is exact."""
+    """Returns `number * share`, rounded up or down at random so that its expectation is exact."""
     return int(number * share + random.random())
 
 
 def _chosen(number: int, share: float, random: np.random.Generator) -> np.ndarray:
-    """Returns random numbers below `number`, each at most once."""
+    """Returns about `number * share` distinct random integers below `number`."""
     return random.permutation(number)[: _count(number, share, random)]
 
 
 def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int) -> Text:
-    """Returns the text with a mask in place of each span of tokens."""
+    """Returns the text with each span of tokens replaced by one mask token."""
     num_tokens = len(text.tokens)
     opened = np.bincount(starts, minlength=num_tokens + 1)
     closed = np.bincount(starts + lengths, minlength=num_tokens + 1)
@@ -202,7 +205,8 @@ def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int)
     masks = starts - np.cumsum(lengths) + lengths + np.arange(len(starts))
     is_mask = np.zeros(len(outside) + len(starts), bool)
     is_mask[masks] = True
-    # The token that each one comes from; an insertion belongs to the sentence that it precedes.
+    # The index of the token that each output token comes from. An inserted mask belongs to the
+    # sentence that it precedes.
     origins = np.empty(len(is_mask), np.int64)
     origins[~is_mask] = outside
     origins[is_mask] = np.minimum(starts, num_tokens - 1)
@@ -212,16 +216,16 @@ def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int)
 
 
 # --------------------------------------------------------------------------------------------------
-# Noises that also decide the target: span corruption, the span of MASS, and the prefix.
+# Noise functions that also define the target: span corruption, MASS, and prefixes.
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(Noise):
-    """Span corruption (Raffel et al. 2020, section 3.1.4): each span becomes a sentinel.
+    """Span corruption (Raffel et al. 2020, section 3.1.4): sentinels replace random spans.
 
-    The target is the spans, each after its sentinel. The numbers of spans and of their tokens are
-    those of T5's code, `random_spans_noise_mask`; all divisions into spans are equally likely. The
-    text begins with a token that stays and ends with a span.
+    The target consists of the spans, each after its sentinel. The numbers of spans and of masked
+    tokens are computed as in T5's `random_spans_noise_mask`, and all divisions into spans are
+    equally likely. As there, the text starts with an unmasked token and ends with a masked span.
     """
 
     share: float = 0.15
@@ -235,7 +239,7 @@ class SpanCorruption(Noise):
             return text._replace(target=text.target[:0])
         unmasked = _divided(num_tokens - num_masked, num_spans, random)
         masked = _divided(num_masked, num_spans, random)
-        # The bounds of unmasked and masked spans in turn.
+        # The ends of alternating unmasked and masked spans.
         ends = np.cumsum(np.stack([unmasked, masked], axis=1))
         starts = np.concatenate([[0], ends[:-1]])
         is_masked = np.repeat(np.arange(len(ends)) % 2 == 1, ends - starts)
@@ -247,7 +251,7 @@ class SpanCorruption(Noise):
         )
 
     def _counts(self, num_tokens: int) -> tuple[int, int]:
-        """Returns the numbers of masked tokens and of spans."""
+        """Returns the number of masked tokens and the number of spans."""
         num_masked = min(max(round(num_tokens * self.share), 1), num_tokens - 1)
         num_spans = max(round(num_masked / self.mean), 1)
         return num_masked, min(num_spans, num_masked, num_tokens - num_masked)
@@ -262,9 +266,10 @@ class SpanCorruption(Noise):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedSpan(Noise):
-    """The masked span of MASS (Song et al. 2019, section 3.2): the decoder writes the span alone.
+    """Masked sequence to sequence (MASS, Song et al. 2019, section 3.2).
 
-    The encoder reads a mask for each of its tokens.
+    The encoder reads a mask token for each token of one span, and the decoder predicts only that
+    span.
     """
 
     share: float = 0.5
@@ -286,9 +291,10 @@ class MaskedSpan(Noise):
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Noise):
-    """Prefix language modelling (Raffel et al. 2020, section 3.2.3): the target follows the source.
+    """Prefix language modeling (Raffel et al. 2020, section 3.2.3): the target follows the source.
 
-    `share` is that of the source. 0 draws its length, all lengths equally likely.
+    `share` is the share of the source in the text. With 0, the length of the source is drawn
+    uniformly.
     """
 
     share: float = 0.0
@@ -310,7 +316,7 @@ class Prefix(Noise):
 
 
 def _divided(number: int, parts: int, random: np.random.Generator) -> np.ndarray:
-    """Returns the sizes of `parts` parts of a number, at least 1 each; all are equally likely."""
+    """Splits a number into `parts` parts of at least 1; all such splits are equally likely."""
     inner = np.sort(random.permutation(number - 1)[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], inner, [number]]))
 
@@ -321,13 +327,13 @@ def _with_sentinels(
     """Returns the tokens with a sentinel in place of each span of replaced ones."""
     tokens = tokens.copy()
     tokens[starts] = ids
-    stays = ~replaced
-    stays[starts] = True
-    return tokens[stays]
+    is_kept = ~replaced
+    is_kept[starts] = True
+    return tokens[is_kept]
 
 
 # --------------------------------------------------------------------------------------------------
-# The noises that a config lists, one after the other, and the pieces of a noised text.
+# The sequence of noise functions that a config lists, and its effect on a text, for pictures.
 
 KINDS = {
     "masking": Masking,
@@ -344,18 +350,18 @@ _FORM = "(name, numbers of its own), as in (('permutation',),('infilling',0.3))"
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-    """Noises one after the other. Without noises, the target is a copy of the source."""
+    """Noise functions that are applied in order. Without any, the target is the source itself."""
 
     noises: tuple[Noise, ...]
 
     @classmethod
     def of(cls, entries: tuple) -> "Composition":
-        """Returns the noises of `config.task.noises`. Raises UserError for other values."""
+        """Parses `config.task.noises`. Raises UserError for invalid values."""
         noises = tuple(_noise(entry) for entry in entries)
         for entry, noise in zip(entries, noises):
             if noise.alone and len(noises) > 1:
                 raise UserError(
-                    f"config.task.noises: {entry[0]!r} decides the target and stands alone; "
+                    f"config.task.noises: {entry[0]!r} defines the target and must be alone; "
                     f"here are {len(noises)} noises"
                 )
         return cls(noises)
@@ -378,16 +384,18 @@ class Composition:
         return text
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """Returns the most tokens of both sides, for a text of so many tokens."""
+        """Returns the maximum lengths of source and target for a text of `num_tokens` tokens."""
+        # The first noise decides, because a noise that changes the length of the target can't be
+        # combined with others, and noises that can be combined never lengthen a text.
         return (*self.noises, Noise())[0].lengths(num_tokens)
 
     def num_sentinels(self, num_tokens: int) -> int:
-        """Returns the number of sentinels that a text of so many tokens needs."""
+        """Returns the number of sentinels that a text of `num_tokens` tokens needs."""
         return sum(noise.num_sentinels(num_tokens) for noise in self.noises)
 
 
 def _noise(entry: Any) -> Noise:
-    """Returns the noise of an entry of `config.task.noises`."""
+    """Returns the noise function of one entry of `config.task.noises`."""
     if not isinstance(entry, tuple) or not entry or not isinstance(entry[0], str):
         raise UserError(f"config.task.noises: {entry!r} is not {_FORM}")
     name, *numbers = entry
@@ -410,7 +418,7 @@ def _noise(entry: Any) -> Noise:
 
 
 class Piece(NamedTuple):
-    """A piece, and its place in the text; None for a mask or a sentinel."""
+    """A piece and its index in the text, which is None for a mask or a sentinel."""
 
     text: str
     place: int | None
@@ -419,39 +427,41 @@ class Piece(NamedTuple):
 def noised_pieces(
     noises: tuple, tokenizer, text: str, *, seed: int = 0, manner: str = "punctuation"
 ) -> tuple[list[Piece], list[Piece]]:
-    """Returns the source and the target of a text with the noises of `config.task.noises`, piece by
-    piece, for pictures.
+    """Applies the noises of `config.task.noises` to a text, for pictures.
 
-    `manner` is `config.data.sentences`. Masks are written "[MASK]", sentinels "<0>", "<1>", ...
+    Returns the pieces of the source and of the target. `manner` is `config.data.sentences`. Masks
+    are written "[MASK]", and sentinels "<0>", "<1>", ...
     """
     encoded = tokenizer.encode(sentences.split(text, manner, exact=True))
     ids = list(itertools.chain.from_iterable(encoded))
     numbers = np.repeat(np.arange(len(encoded)), [len(part) for part in encoded])
-    of_tokenizer = Pieces.of(tokenizer)
-    # The noise reads places, which tell where each piece comes from.
-    places = np.arange(len(ids))
+    vocabulary = Pieces.of(tokenizer)
+    # The noise is applied to the indices of the pieces instead of their ids, so that its output
+    # says which piece of the text each piece comes from. The mask and the sentinels are the numbers
+    # after the last index.
+    indices = np.arange(len(ids))
     mask = len(ids)
-    size = mask + 1 + of_tokenizer.num_sentinels
-    of_places = Pieces(of_tokenizer.begins_word[ids], mask, of_tokenizer.num_sentinels, size)
+    size = mask + 1 + vocabulary.num_sentinels
+    index_pieces = Pieces(vocabulary.begins_word[ids], mask, vocabulary.num_sentinels, size)
     noise = Composition.of(noises)
-    noised = noise(Text(places, numbers, places), of_places, np.random.default_rng(seed))
+    noised = noise(Text(indices, numbers, indices), index_pieces, np.random.default_rng(seed))
     names = tokenizer.pieces(ids)
 
-    def piece(place: int) -> Piece:
-        if place < mask:
-            return Piece(names[place], place)
-        return Piece("[MASK]" if place == mask else f"<{size - 1 - place}>", None)
+    def piece(index: int) -> Piece:
+        if index < mask:
+            return Piece(names[index], index)
+        return Piece("[MASK]" if index == mask else f"<{size - 1 - index}>", None)
 
     return [*map(piece, noised.tokens.tolist())], [*map(piece, noised.target.tolist())]
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of noised texts and of the texts that a model reconstructs from them.
+# Rows of noised texts and of the targets that a model reconstructs from them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """The ids around a whole text, and the id that a decoder reads first."""
+    """The special tokens before and after a whole text, and the decoder's start token."""
 
     before: np.ndarray
     after: np.ndarray
@@ -471,10 +481,17 @@ class Frame:
 
 
 class Room:
-    """The tokens of a text that a row has room for. `lengths` are those of a row's two sides."""
+    """Computes how long a text may be so that its source and target fit in a row.
+
+    `lengths` are the lengths of source and target in a row. Raises UserError if not even a text of
+    one token fits.
+    """
 
     def __init__(self, lengths: tuple[int, int], noise: Composition, frame: Frame):
         self.lengths = lengths
+        # Entry n - 1 of the two lists is the room that a text of n tokens needs on each side. Both
+        # grow with n, so `most` finds the longest text by binary search. No text that fits has more
+        # tokens than both sides together, because each token is in the source or in the target.
         needs = [noise.lengths(number) for number in range(1, sum(lengths) + 1)]
         self._source = [source + frame.size for source, _ in needs]
         self._target = [target + frame.size * noise.frames for _, target in needs]
@@ -485,24 +502,24 @@ class Room:
             )
 
     def most(self, source: int, target: int) -> int:
-        """Returns the most tokens of a text that both sides have room for."""
+        """Returns the length of the longest text that fits in this room on both sides."""
         return min(
             bisect.bisect_right(self._source, source), bisect.bisect_right(self._target, target)
         )
 
     def left(self, source: int, target: int, num_tokens: int) -> tuple[int, int]:
-        """Returns the room that a text of so many tokens leaves."""
+        """Returns the room that is left after a text of `num_tokens` tokens."""
         return source - self._source[num_tokens - 1], target - self._target[num_tokens - 1]
 
 
 class NoisedTexts:
-    """Rows of noised texts. They tile the text with as many tokens as both sides have room for.
+    """Rows of noised texts, which tile the stored text with as many tokens as fit in a row.
 
-    A row is one text. With `by_document`, it holds a text of each document that it has a part of,
-    told apart by segment ids. It has whole sentences where the noise needs them. Each epoch draws
-    its noise anew, from `key` (seed, phase, component), the row's number and the epoch.
+    A row is one text. With `by_document`, it has one text for each document that it overlaps, and
+    segment ids separate them. Rows consist of whole sentences if the noise needs that. Each epoch
+    draws other noise, from `key` (seed, phase, component), the row number and the epoch.
 
-    Keys: those of `packing.PackedPairs`.
+    The keys are the same as in `packing.PackedPairs`.
     """
 
     def __init__(
@@ -520,14 +537,13 @@ class NoisedTexts:
         self.noise, self.pieces, self.frame = noise, pieces, frame
         self._lengths = room.lengths
         self._key = rows.philox_key(key)
-        # The first token of each sentence, then the number of tokens.
+        # The offset of the first token of each sentence, with the number of tokens at the end.
         self._sentences = masking.cumulative(stored.array("sentences"))
         documents = self._sentences[masking.cumulative(stored.array("documents"))]
-        # The first token of each text, then the number of tokens.
+        # The same for texts and, below, for rows.
         self._texts = documents if by_document else documents[[0, -1]]
         sentences = self._sentences if noise.whole_sentences else None
         ends = _row_ends(self._texts.tolist(), room, sentences)
-        # The first token of each row, then the number of tokens.
         self._rows = np.fromiter(itertools.chain([0], ends), self._sentences.dtype)
 
     def __len__(self) -> int:
@@ -541,10 +557,10 @@ class NoisedTexts:
         ]
 
     def _row(self, tokens: np.ndarray, span: np.ndarray, random: np.random.Generator) -> Row:
-        """Returns the row of the tokens of a span of the store."""
-        begins = np.zeros(len(tokens), np.int64)
-        begins[masking.inside(self._sentences, span)] = 1
-        sentences = np.cumsum(begins)
+        """Returns the row for the tokens of a span of the store."""
+        is_start = np.zeros(len(tokens), np.int64)
+        is_start[masking.inside(self._sentences, span)] = 1
+        sentences = np.cumsum(is_start)
         bounds = [0, *masking.inside(self._texts, span).tolist(), len(tokens)]
         texts = []
         for start, stop in itertools.pairwise(bounds):
@@ -567,51 +583,54 @@ class NoisedTexts:
             self.frame.start_id,
         )
         if not self.noise.frames:
+            # A target that is a part of its text keeps the positions that it has in the text.
             starts = [text.start + len(self.frame.before) for text in texts]
             row["target_positions"][: sum(lengths[1])] += np.repeat(starts, lengths[1])
         return row
 
 
 def _row_ends(texts: list[int], room: Room, sentences: np.ndarray | None) -> Iterator[int]:
-    """Yields the end of each row in the tokens.
+    """Yields the end of each row, as an offset into the stored tokens.
 
-    `texts` and `sentences` are the first tokens of each, and the number of tokens. With
-    `sentences`, rows hold whole sentences.
+    `texts` and `sentences` are the offsets of their first tokens, with the number of tokens at the
+    end. With `sentences`, rows consist of whole sentences.
     """
-    begin, number = 0, 1
-    while begin < texts[-1]:
-        place, left = begin, room.lengths
-        while place < texts[-1] and (most := room.most(*left)):
-            end = min(place + most, texts[number])
+    start, number = 0, 1
+    while start < texts[-1]:
+        offset, left = start, room.lengths
+        # A row takes one text after the other, as long as there is room.
+        while offset < texts[-1] and (most := room.most(*left)):
+            end = min(offset + most, texts[number])
             is_cut = end < texts[number]
             if is_cut and sentences is not None:
                 whole = sentences.item(bisect.bisect_right(sentences, end) - 1)
-                if whole <= place and place > begin:
+                # No sentence fits in what is left of the row, which therefore ends here.
+                if whole <= offset and offset > start:
                     break
-                # A sentence that is longer than a row is divided.
-                end = whole if whole > place else end
-            left = room.left(*left, end - place)
-            place = end
+                # A sentence that is longer than a whole row is split.
+                end = whole if whole > offset else end
+            left = room.left(*left, end - offset)
+            offset = end
             if is_cut:
                 break
             number += 1
-        begin = place
-        yield place
+        start = offset
+        yield offset
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of denoising: the texts of `config.data` with the noise of `config.task.noises`.
+# The rows of denoising tasks: the texts of `config.data` with the noise of `config.task.noises`.
 
 
 @dataclasses.dataclass(frozen=True)
 class DenoisingRows(MixedTexts):
-    """Rows of `lengths`, source and target tokens, from a text or a mixture of training texts."""
+    """Rows with sources and targets of these `lengths`, from one text or a mixture of texts."""
 
     lengths: tuple[int, int]
     noise: Composition
 
     def train(self, tokenizer) -> rows.TrainRows:
-        """Returns the training rows. The first call tokenises the texts."""
+        """Returns the training rows. The first call tokenizes the texts."""
 
         def component(text, name: str, number: int) -> NoisedTexts:
             return self._component(text, tokenizer.source, name, (0, number))
@@ -619,11 +638,11 @@ class DenoisingRows(MixedTexts):
         return self.train_rows(component)
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        place = ("train", "valid", "test").index(split), 0
-        return rows.EvalRows(self._component(self.text(split), tokenizer.source, split, place))
+        key = ("train", "valid", "test").index(split), 0
+        return rows.EvalRows(self._component(self.text(split), tokenizer.source, split, key))
 
-    def _component(self, text, tokenizer, name: str, place: tuple[int, int]) -> NoisedTexts:
-        """Returns the rows of a text. `place` distinguishes its random numbers, as a phase does."""
+    def _component(self, text, tokenizer, name: str, key: tuple[int, int]) -> NoisedTexts:
+        """Returns the rows of a text. `key` is (phase, component), where splits count as phases."""
         data = self.config.data
         stored = masking.tokenised(text, data, tokenizer, name, exact=True)
         frame = Frame.of(tokenizer)
@@ -633,14 +652,14 @@ class DenoisingRows(MixedTexts):
             self.noise,
             Pieces.of(tokenizer),
             frame,
-            key=(data.seed, *place),
+            key=(data.seed, *key),
             by_document=data.mask_documents,
         )
 
     def check(self, tokenizer, vocab_size: int) -> None:
-        """Raises UserError for a tokenizer without the mask or the sentinels that the noise needs.
+        """Raises UserError if the noise needs a mask or sentinels that the vocabulary lacks.
 
-        `vocab_size` is that of the model.
+        `vocab_size` is the vocabulary size of the model.
         """
         pieces = Pieces.of(tokenizer)
         if self.noise.masks and pieces.mask_id is None:

@@ -1,4 +1,4 @@
-"""Packing of several short pairs or texts into a row, and the rows of encoder-decoders."""
+"""Packing of several short pairs or texts into one row, and the rows of encoder-decoder models."""
 
 import dataclasses
 import itertools
@@ -15,9 +15,10 @@ from transformer_jax.data.sources import pairs
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Packing of several short pairs or texts into a row, planned once and kept in a token store.
+# Packing of several short pairs or texts into one row, planned once and kept in a token store.
 
-# Rows that may still take a pair. Beyond them, the fullest row is closed.
+# The number of rows that may still receive a pair. When a further row is opened, the fullest of
+# them is closed. The bound keeps the cost of placing a pair constant.
 _NUM_OPEN = 500
 _NO_ROOM = np.int32(2**31 - 1)
 
@@ -29,16 +30,19 @@ def plan(
     target_length: int,
     key: tuple[int, ...],
 ) -> list[list[int]]:
-    """Returns the pair numbers of each row, so that both sides of a row fit their lengths.
+    """Returns the numbers of the pairs in each row, so that both sides fit in the row.
 
-    The pairs are taken in an order drawn from `key`, and each goes to the open row in which it
-    leaves the least room (best fit). Rows therefore mix lengths as the data does. Each pair must
-    fit a row alone.
+    The pairs are processed in an order drawn from `key`, and each is placed in the open row in
+    which it leaves the least room (best fit). Each pair must fit in a row of its own.
     """
+    # The order is random, not by length as in best-fit decreasing. Sorted pairs would pack more
+    # tightly, but a row would then hold pairs of similar lengths, while batches should mix lengths
+    # in the proportions of the data.
     order = np.random.Generator(np.random.Philox(key)).permutation(len(source_lengths))
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[]] * _NUM_OPEN
-    # Free positions of the open rows: sources, targets, and both together.
+    # Free positions of the open rows: in sources, in targets, and in both together. The initial
+    # rows have none, so the first pairs replace them.
     source_room, target_room, room = np.zeros((3, _NUM_OPEN), np.int32)
     for pair, source, target in zip(
         order.tolist(), source_lengths[order].tolist(), target_lengths[order].tolist()
@@ -46,7 +50,7 @@ def plan(
         fits = (source_room >= source) & (target_room >= target)
         slot = int(np.where(fits, room, _NO_ROOM).argmin())
         if not fits[slot]:
-            # The pair fits no open row: a new one replaces the fullest.
+            # The pair fits in no open row, so a new row replaces the fullest one.
             slot = int(room.argmin())
             source_room[slot] = source_length
             target_room[slot] = target_length
@@ -61,12 +65,12 @@ def plan(
 
 
 def plan_texts(lengths: np.ndarray, length: int, key: tuple[int, ...]) -> list[list[int]]:
-    """Returns the text numbers of each row, as `plan` does for pairs. Each text must fit alone."""
+    """Returns the numbers of the texts in each row, as `plan` does for pairs."""
     return plan(lengths, np.zeros_like(lengths), length, 0, key)
 
 
 class Sequences:
-    """The tokens of many texts, as one flat array."""
+    """The token sequences of many texts, stored as one flat array."""
 
     def __init__(self):
         self._tokens = []
@@ -77,7 +81,7 @@ class Sequences:
         self._lengths.append(np.array([len(ids) for ids in sequences], np.int64))
 
     def join(self) -> None:
-        """Ends the appending."""
+        """Concatenates all sequences. Must be called once, after the last `append`."""
         self.tokens = np.concatenate([np.zeros(0, np.uint32), *self._tokens])
         self.lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
         self._starts = starts(self.lengths)
@@ -89,27 +93,35 @@ class Sequences:
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:
-    """Returns the first position of each segment."""
+    """Returns the start position of each of several consecutive segments."""
     return np.cumsum(lengths) - lengths
 
 
 def write(writer: store.Writer, rows: Iterable[Sequence[np.ndarray]]) -> None:
-    """Writes rows, each given as its sequences. The array "rows" has the first token of each."""
+    """Writes rows, each given as its sequences.
+
+    The index array "rows" gets the offset of the first token of each row, and the total number of
+    tokens as its last entry.
+    """
     first_tokens = [0]
     for sequences in rows:
         writer.append(np.concatenate(sequences))
+        # Relative to the part, whose size is bounded, so that 4 bytes suffice.
         first_tokens.append(writer.size)
     writer.array("rows", np.array(first_tokens, np.uint32))
 
 
 class StoredRows:
-    """The rows of a token store whose parts `write` has written. `part["rows"]` is their number."""
+    """The rows of a token store whose parts were written by `write`.
+
+    The metadata of each part must have the number of its rows under "rows".
+    """
 
     def __init__(self, stored: store.Store):
         self._store = stored
         self._numbering = store.Numbering(part["rows"] for part in stored.parts)
-        # The first token of each row of a part, then the number of tokens: 4 bytes a row, of the
-        # parts that were read.
+        # For each part read so far: the offset of the first token of each row, and the number of
+        # tokens as the last entry. This takes 4 bytes a row.
         self._first_tokens: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -120,7 +132,7 @@ class StoredRows:
         return self._store.read([self._span(number) for number in numbers])
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Returns the tokens of a row, counted from the first token of the store."""
+        """Returns the range of a row's tokens, as offsets into the whole store."""
         part, index = self._numbering.locate(number)
         if part not in self._first_tokens:
             self._first_tokens[part] = self._store.part_array(part, "rows")
@@ -132,14 +144,14 @@ class StoredRows:
 # --------------------------------------------------------------------------------------------------
 # Packed translation rows: each holds several sentence pairs.
 
-_PAIRS_PER_BLOCK = 10_000  # tokenised together
+_PAIRS_PER_BLOCK = 10_000  # tokenized in one call
 
 
 class PackedPairs:
-    """Rows of several pairs, told apart by segment ids (1, 2, ...; 0 is padding).
+    """Rows of several pairs, which segment ids distinguish (1, 2, ...; 0 is padding).
 
     Keys, all int32: source, source_positions, source_segment_ids (S,); target (the decoder's
-    inputs, beginning with bos_id), labels (ending with eos_id), target_positions,
+    inputs, each starting with bos_id), labels (each ending with eos_id), target_positions,
     target_segment_ids (T,).
     """
 
@@ -157,7 +169,7 @@ class PackedPairs:
         return [*map(self._row, self._rows.read([number for number, _ in numbers]))]
 
     def _row(self, tokens: np.ndarray) -> Row:
-        """Returns a row of sources and targets in turn, each with its end token."""
+        """Returns the row for stored tokens: alternating sources and targets, each with its eos."""
         ends = self._ends(tokens)
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
@@ -168,14 +180,16 @@ class PackedPairs:
         return assembled(source, target, sizes, self.meta["bos_id"])
 
     def _ends(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the position behind each source and each target of a row.
+        """Returns the position after each source and each target of a row.
 
-        No text encodes to the end token of its side.
+        The end tokens are found by their ids, because no text encodes to the end token of its own
+        side; so the store needs no index of the pairs in a row.
         """
         eos_ids = self.meta.get("source_eos_id", self.meta["eos_id"]), self.meta["eos_id"]
         if eos_ids[0] == eos_ids[1]:
             return np.flatnonzero(tokens == eos_ids[0]) + 1
-        # The end token of one side may be an ordinary one of the other.
+        # With two vocabularies, the end token of one side may be an ordinary token of the other, so
+        # the two sides are searched in turn.
         ends = [0]
         while ends[-1] < len(tokens):
             eos_id = eos_ids[(len(ends) - 1) % 2]
@@ -189,14 +203,17 @@ def assembled(
     sizes: tuple[int, int],
     start_id: int,
 ) -> Row:
-    """Returns the row of framed sources and targets.
+    """Returns the row of sources and targets that already have their special tokens.
 
-    Each side is its tokens, and the length of each of its segments. `sizes` are the lengths of a
-    row's two sides.
+    Each side is given as its concatenated tokens and the length of each of its segments. `sizes`
+    are the lengths (S, T) of a row. The decoder's inputs are the labels shifted by one position,
+    where each segment starts with `start_id`.
     """
     source_row, _ = _side("source", *source, sizes[0])
     target_row, starts = _side("target", *target, sizes[1])
     labels = target_row["target"]
+    # After rolling the row as a whole, the end token of the previous segment is at each segment's
+    # start, where `start_id` replaces it.
     inputs = np.roll(labels, 1)
     inputs[starts] = start_id
     inputs[target_row["target_segment_ids"] == 0] = 0
@@ -206,7 +223,7 @@ def assembled(
 def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Row, np.ndarray]:
     """Returns the tokens, positions and segment ids of one side of a row, each (size,).
 
-    The second value is the first position of each segment.
+    The second value is the start position of each segment.
     """
     first = starts(lengths)
     side = {
@@ -219,7 +236,7 @@ def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> tupl
 
 @dataclasses.dataclass(frozen=True)
 class _Packing:
-    """Packs one part of a split. `limits` are the lengths of a row's two sides."""
+    """Packs one part of a split. `limits` are the lengths (S, T) of a row."""
 
     tokenizer: tokenizers.Pair
     limits: tuple[int, int]
@@ -227,7 +244,7 @@ class _Packing:
     cuts: bool
 
     def __call__(self, writer: store.Writer, numbered: tuple[int, Iterable]) -> dict:
-        """Writes the rows of the pairs, source and target in turn, and returns their counts."""
+        """Writes rows of alternating sources and targets, and returns the counts of the part."""
         number, pairs = numbered
         source, target, skipped = _encoded(pairs, self.tokenizer, self.limits, self.cuts)
         key = (self.seed, number)
@@ -248,10 +265,11 @@ def build(
     split: str,
     cuts: bool = False,
 ) -> PackedPairs:
-    """Returns the packed rows of a split; tokenises and packs its parts that do not exist.
+    """Returns the packed rows of a split; tokenizes and packs the parts that do not exist yet.
 
-    Each part is packed by itself. A pair that is too long for a row is left out; where `cuts` is
-    true, its texts are cut. Raises UserError where no pair is left.
+    Each part is packed separately, so that the parts can be built in parallel and the result does
+    not depend on the number of workers. A pair that is too long for a row is dropped, unless `cuts`
+    is true: then its texts are truncated. Raises UserError if no pair is left.
     """
     limits = source_length, target_length
     key = {
@@ -260,7 +278,7 @@ def build(
         "lengths": limits,
         "seed": data.seed,
     }
-    if cuts:
+    if cuts:  # only then part of the key, so that other stores keep the key that they have
         key["cuts"] = True
 
     def whole(parts: list[dict]) -> dict:
@@ -315,15 +333,16 @@ def _encoded(
     limits: tuple[int, int],
     cuts: bool,
 ) -> tuple[Sequences, Sequences, dict[str, int]]:
-    """Returns the encoded sources and targets, and the numbers of empty and of over-long pairs.
+    """Returns the encoded sources and targets, and the numbers of empty and over-long pairs.
 
-    Each sentence is framed: it ends with the end token. `limits` are the lengths of a row's two
-    sides. A longer text is cut where `cuts` is true; else its pair is left out.
+    Each sequence ends with its end token. `limits` are the lengths (S, T) of a row. A longer text
+    is truncated if `cuts` is true; otherwise its pair is dropped.
     """
     source_limit, target_limit = limits
     source, target = Sequences(), Sequences()
     skipped = {"long": 0, "empty": 0}
     remaining = iter(pairs)
+    # In blocks, because the tokenizers' lists of ids take many times the memory of the arrays.
     while block := list(itertools.islice(remaining, _PAIRS_PER_BLOCK)):
         sources, targets = map(list, zip(*block))
         encoded = list(zip(tokenizer.source.encode(sources), tokenizer.target.encode(targets)))
@@ -352,34 +371,34 @@ def _encoded(
 
 
 def _cut(ids: list[int], limit: int) -> list[int]:
-    """Returns a framed text of at most `limit` tokens, its end included."""
+    """Truncates an encoded text to `limit` tokens, of which the last is still its end token."""
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of encoder-decoders: packed pairs of texts that `config.data` names.
+# The rows of encoder-decoder models: packed pairs from the files that `config.data` names.
 
 
 @dataclasses.dataclass(frozen=True)
 class PairRows:
-    """Rows of several sentence pairs: `source_length` and `target_length` tokens."""
+    """Rows of several sentence pairs, of `source_length` and `target_length` tokens."""
 
     config: ConfigDict
     source_length: int
     target_length: int
-    cuts: ClassVar[bool] = False  # whether longer texts are cut; false: such pairs are left out
+    cuts: ClassVar[bool] = False  # whether longer texts are truncated; false: pairs are dropped
 
     def text(self, split: str):
-        """Returns the pairs of a split; None where `config.data` names none.
+        """Returns the pairs of a split, or None if `config.data` names none.
 
-        Raises UserError where there are no training pairs.
+        Raises UserError if there are no training pairs.
         """
-        of_split = pairs.open_pairs(self.config.data, split)
-        if of_split is None and split == "train":
+        split_pairs = pairs.open_pairs(self.config.data, split)
+        if split_pairs is None and split == "train":
             raise UserError(
                 "config.data.train_source and train_target are missing: the training text"
             )
-        return of_split
+        return split_pairs
 
     def training_text(self):
         return self.text("train")
@@ -408,13 +427,13 @@ class PairRows:
         )
 
     def _written(self, split: str):
-        """Returns the pairs of a split as the model reads them."""
+        """Returns the pairs of a split as they are tokenized for the model."""
         return self.text(split)
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnRows(PairRows):
-    """Rows of several sources and targets, which are columns of a table, or built-in."""
+    """Rows of several sources and targets from two columns of a table, or from a built-in set."""
 
     columns: tuple[str, str]
     prefix: str
@@ -422,7 +441,7 @@ class ColumnRows(PairRows):
     cuts = True
 
     def text(self, split: str) -> pairs.LeadPairs | None:
-        """Returns the pairs of a split, without the prefix; None where there are none."""
+        """Returns the pairs of a split, without the prefix, or None if there are none."""
         data = self.config.data
         return pairs.open_column_pairs(data, split, self.columns, self.lead_sentences)
 
@@ -435,15 +454,17 @@ class ColumnRows(PairRows):
 
 
 # --------------------------------------------------------------------------------------------------
-# Packed pairs with masked targets, for an encoder that writes (Dong et al. 2019, section 2.5).
+# Packed pairs with masked targets, which fine-tune an encoder to generate (UniLM, Dong et al. 2019,
+# section 2.5).
 
 
 class MaskedTargets:
-    """Rows of several pairs, whose targets each epoch masks anew.
+    """Rows of several pairs, in whose targets each epoch masks other tokens.
 
-    The keys are those of `PackedPairs`. "labels" are the targets, and "target" is the same with
-    masks; no start is in front of a target. Further keys, int32 (P,): masked_positions in the
-    target, masked_labels, masked_weights. `key` is (seed, phase, component).
+    The keys are the same as in `PackedPairs`. "labels" are the targets, and "target" is the targets
+    with masked tokens. A target has no start token, because the model predicts the masked tokens
+    themselves and not the next ones. Further keys, int32 (P,): masked_positions in the target,
+    masked_labels, masked_weights. `key` is (seed, phase, component).
     """
 
     def __init__(self, packed: PackedPairs, mask: masking.Masking, key: tuple[int, int, int]):
@@ -469,19 +490,20 @@ class MaskedTargets:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedColumnRows(ColumnRows):
-    """Rows of columns of a table, with masks on a share of each target's tokens."""
+    """Rows from two columns of a table, with a share of the target tokens masked."""
 
     mask_share: float
 
     @property
     def max_predictions(self) -> int:
-        """The most predicted tokens of a row."""
+        """The maximum number of predicted tokens in a row."""
         return max(round(self.mask_share * self.target_length), 1)
 
     def _packed(self, tokenizer, split: str) -> MaskedTargets:
         shared = tokenizer.source
         special = shared.special.copy()
-        special[shared.eos_id] = False  # a model learns to end its outputs
+        # The end token may be masked too, because the model must learn to end its output.
+        special[shared.eos_id] = False
         mask = masking.Masking(
             shared.mask_id,
             special,

@@ -1,4 +1,4 @@
-"""The rows of permuted language models (Yang et al. 2019, sections 2.3 to 2.5)."""
+"""The rows of permutation language models (XLNet, Yang et al. 2019, sections 2.3 to 2.5)."""
 
 import dataclasses
 import itertools
@@ -12,22 +12,23 @@ from transformer_jax.data import rows, store, texts
 from transformer_jax.data.rows import Row, padded
 from transformer_jax.data.texts import MixedTexts
 
-_ONE_IN = 6  # K: one in so many tokens is predicted
-_MAX_SPAN = 5  # tokens that are predicted together
-# The fewest rows of an evaluation without memory. A smaller text is read several times, each time
-# with other orders.
+_ONE_IN = 6  # K in the paper: one of K tokens is predicted
+_MAX_SPAN = 5  # the longest span of consecutive predicted tokens
+# The minimum number of rows in an evaluation without memory. A smaller text is read several times,
+# each time with other factorization orders.
 _MIN_EVAL_ROWS = 2_000
 
 
 def num_targets(length: int) -> int:
-    """Returns the largest number of tokens of a row that are predicted."""
+    """Returns the maximum number of predicted tokens in a row."""
     return -(-length // _ONE_IN)
 
 
 def span_targets(length: int, random: np.random.Generator) -> np.ndarray:
-    """Returns the positions of random spans, ascending: one position in K.
+    """Returns the ascending positions of random spans, which are one in K positions.
 
-    A span of n tokens lies in a part of n K tokens, and n is from 1 to 5.
+    The row is divided into parts of n K tokens, with n drawn from 1 to 5, and each part contains
+    one span of n tokens at a random position.
     """
     spans = []
     start = 0
@@ -43,17 +44,20 @@ def span_targets(length: int, random: np.random.Generator) -> np.ndarray:
 def random_ranks(
     permuted: np.ndarray, length: int, remembered: int, random: np.random.Generator
 ) -> np.ndarray:
-    """Returns the rank of each position (length,).
+    """Returns the rank of each position (length,), which defines a factorization order.
 
-    The first `remembered` positions and those behind them are two parts. In a part, those
-    `permuted` have ranks in random order, above that of the others. The first part does not see the
-    second: a memory takes in its states, and the next row predicts the tokens that follow it.
+    The first `remembered` positions form one part and the others a second part. In each part, the
+    `permuted` positions have ranks in random order, above the common rank of the other positions.
+    All ranks of the first part are lower, so it does not attend to the second part. This is needed
+    because its hidden states become the memory of the next row, which predicts the tokens that
+    follow it.
     """
     ranks = np.zeros(length, np.int32)
     lowest = 0
-    for begin, end in itertools.pairwise(sorted({0, remembered, length})):
-        own = permuted[(begin <= permuted) & (permuted < end)]
-        ranks[begin:end] = lowest
+    # Without memory, `remembered` is 0, and the set leaves a single part.
+    for start, end in itertools.pairwise(sorted({0, remembered, length})):
+        own = permuted[(start <= permuted) & (permuted < end)]
+        ranks[start:end] = lowest
         ranks[own] = lowest + 1 + random.permutation(len(own))
         lowest += len(own) + 1
     return ranks
@@ -61,17 +65,20 @@ def random_ranks(
 
 @dataclasses.dataclass(frozen=True)
 class PermutedWindows:
-    """Rows of L tokens: R tokens of a text as one stream, then A [SEP] B [SEP] [CLS].
+    """Rows of L tokens: R tokens of the text as one stream, followed by A [SEP] B [SEP] [CLS].
 
-    A follows the first R tokens. In half of the rows B follows A; in the others it comes from a
-    random place of the text. Row n + 1 begins R tokens behind row n, or L - 3 where R is 0. The
-    offset of the rows depends on `key` (seed, phase, component) and the epoch, all else on the
-    number of the row, too.
+    A follows the first R tokens. In half of the rows, B follows A; in the others, it comes from a
+    random position of the text. Row n + 1 starts R tokens after row n, or L - 3 tokens if R is 0.
+    The offset of all rows depends on `key` (seed, phase, component) and the epoch; everything else
+    depends on the row number, too.
 
-    Special tokens are not predicted. [SEP], [SEP] and [CLS] have ranks among the targets.
+    Special tokens are not predicted, but [SEP], [SEP] and [CLS] have ranks among those of the
+    targets, so that they are not visible to all other tokens.
 
-    Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
-    restarts (1,), 0, where R is not 0.
+    Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and, if R
+    is not 0, restarts (1,), which is 0.
+
+    Raises UserError if the text is shorter than a row.
     """
 
     stored: store.Store
@@ -97,7 +104,7 @@ class PermutedWindows:
 
     @property
     def _span(self) -> int:
-        """The number of a row's tokens that come from the text."""
+        """The number of tokens in a row that come from the text."""
         return self.length - 3
 
     @property
@@ -121,7 +128,7 @@ class PermutedWindows:
         return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
 
     def _spans(self, start: int, random: np.random.Generator) -> list[tuple[int, int]]:
-        """Returns the tokens before the first [SEP] of the row at `start`, and those of B."""
+        """Returns the span before the first [SEP] of the row at `start`, and the span of B."""
         end = start + int(random.integers(self.remembered + 1, self._span))
         size = start + self._span - end
         follows = random.random() < 0.5
@@ -134,8 +141,8 @@ class PermutedWindows:
         types = np.repeat([0, 1, 2], [len(first) + 1, len(second) + 1, 1])
         targets = span_targets(self.length, random)
         targets = targets[~self.special[tokens[targets]]]
-        marks = [len(first), self.length - 2, self.length - 1]
-        permuted = np.union1d(targets, marks)
+        special_positions = [len(first), self.length - 2, self.length - 1]
+        permuted = np.union1d(targets, special_positions)
         most = num_targets(self.length)
         row = {
             "tokens": tokens,
@@ -149,16 +156,17 @@ class PermutedWindows:
 
 @dataclasses.dataclass(frozen=True)
 class PermutedRows(MixedTexts):
-    """Rows of `length` tokens, of which a memory takes in the first `remembered`.
+    """Rows of `length` tokens, of which the first `remembered` enter the memory of the next row.
 
-    With a memory, the rows of an update continue those of the update before, as streams.
+    With a memory, rows are in streams: each row of an update continues the same row of the previous
+    update.
     """
 
     length: int
     remembered: int
 
     def train(self, tokenizer) -> rows.TrainRows:
-        """Returns the training rows. The first call tokenises the texts."""
+        """Returns the training rows. The first call tokenizes the texts."""
 
         def component(text, name: str, number: int) -> PermutedWindows:
             return self._component(text, name, number, tokenizer)
@@ -166,7 +174,7 @@ class PermutedRows(MixedTexts):
         return self.train_rows(component, "stream" if self.remembered else "shuffled")
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        """Returns the rows of a split: one stream with a memory, else at least 2,000 rows."""
+        """Returns the rows of a split: streams with a memory, otherwise at least 2,000 rows."""
         number = ("valid", "test").index(split)
         component = self._component(self.text(split), split, number, tokenizer, phase=1)
         if self.remembered:

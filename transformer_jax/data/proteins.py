@@ -1,7 +1,7 @@
-"""Records of proteins, and rows of them: residues with masks, or with contacts.
+"""Records of proteins, and rows of them: masked residues, or residues with their contacts.
 
-The content of a record is the residues, a letter each, and behind them the contacts: pairs of
-places from 0, two numbers of 16 bits each. Its number `residues` is that of the letters.
+The content of a record is its residues, one letter each, followed by its contacts: pairs of
+positions from 0, as 16-bit integers. Its number `residues` is the number of letters.
 """
 
 import abc
@@ -14,21 +14,21 @@ from transformer_jax.data import masking, store
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.data.tokenizers.words import Residues
 
-_PLACE = "<u2"
-MOST_RESIDUES = 2**16  # of a protein with contacts
+_POSITION = "<u2"  # dtype of the positions in contacts
+MOST_RESIDUES = 2**16  # of a protein with contacts, whose positions must fit 16 bits
 NO_CONTACTS = np.zeros((0, 2), np.int64)
 
 
 def record(
     residues: str, contacts: Int[np.ndarray, "C 2"] = NO_CONTACTS, **numbers: int
 ) -> store.Record:
-    """Returns the record of a protein, with further numbers."""
-    content = residues.encode() + np.asarray(contacts).astype(_PLACE).tobytes()
+    """Returns the record of a protein, with further integers such as labels."""
+    content = residues.encode() + np.asarray(contacts).astype(_POSITION).tobytes()
     return store.Record(content, {"residues": len(residues), **numbers})
 
 
 class Stored:
-    """The proteins of a store of records."""
+    """The proteins in a record store."""
 
     def __init__(self, records: store.Records):
         self._records = records
@@ -38,12 +38,12 @@ class Stored:
         return len(self.sizes)
 
     def read(self, numbers: Sequence[int]) -> list[tuple[str, Int[np.ndarray, "C 2"]]]:
-        """Returns the residues and the contacts of the proteins with these numbers."""
+        """Returns (residues, contacts) for the proteins with these numbers."""
         contents = self._records.read(numbers)
         return [_parts(content, self.sizes[n]) for content, n in zip(contents, numbers)]
 
     def text(self, tokenizer: Residues, most: int) -> Int[np.ndarray, " T"]:
-        """Returns the tokens of the first proteins, about `most`, with <eos> around each."""
+        """Returns about `most` tokens of the first proteins, with <eos> before and after each."""
         number = int(np.searchsorted(np.cumsum(self.sizes), most)) + 1
         parts = [[tokenizer.eos_id]]
         for residues, _ in self.read(range(min(number, len(self)))):
@@ -52,14 +52,14 @@ class Stored:
 
 
 def _parts(content: np.ndarray, size: int) -> tuple[str, np.ndarray]:
-    contacts = np.frombuffer(content[size:].tobytes(), _PLACE).reshape(-1, 2)
+    contacts = np.frombuffer(content[size:].tobytes(), _POSITION).reshape(-1, 2)
     return content[:size].tobytes().decode(), contacts.astype(np.int64)
 
 
 class Proteins(abc.ABC):
     """Rows <cls> residues <eos> of at most L tokens, one for each protein.
 
-    Each epoch draws anew the place of a protein that is longer than a row.
+    A protein that is longer than a row is cropped, at a position that each epoch draws anew.
     """
 
     def __init__(self, records: store.Records, tokenizer: Residues, length: int, seed: int):
@@ -92,14 +92,15 @@ class Proteins(abc.ABC):
 
     @abc.abstractmethod
     def _row(self, tokens: np.ndarray, contacts: np.ndarray, random: np.random.Generator) -> Row:
-        """Returns the tokens (N,), and the further arrays of the row.
+        """Returns the tokens (N,) and the further arrays of the row.
 
-        `contacts` (C, 2) are places in the crop; those outside it are too small or too large.
+        `contacts` (C, 2) are positions relative to the start of the crop; contacts outside the crop
+        are not removed yet.
         """
 
 
 class MaskedProteins(Proteins):
-    """Proteins with masks that each epoch draws anew.
+    """Proteins in which each epoch masks other residues.
 
     Keys, int32: tokens, segment_ids (L,), masked_positions, masked_labels, masked_weights (P,).
     """
@@ -119,24 +120,26 @@ class MaskedProteins(Proteins):
 
 
 def max_predictions(length: int, share: float) -> int:
-    """Returns the most masked residues of a row of so many tokens."""
+    """Returns the maximum number of masked residues in a row of `length` tokens."""
     return max(round(share * length), 1)
 
 
 class ContactMaps(Proteins):
     """Proteins with their contacts.
 
-    Keys, int32: tokens, segment_ids (L,), contacts (L - 2, L - 2): 1 where two residues touch.
+    Keys, int32: tokens, segment_ids (L,), contacts (L - 2, L - 2), which is 1 for two residues in
+    contact.
     """
 
     def _row(self, tokens, contacts, random):
         size = len(tokens) - 2
+        # A contact counts only if both of its residues are in the crop.
         inside = contacts[((contacts >= 0) & (contacts < size)).all(axis=1)]
         return {"tokens": tokens, "contacts": contact_map(inside, self.length - 2)}
 
 
 def contact_map(contacts: Int[np.ndarray, "C 2"], size: int) -> Int[np.ndarray, "P P"]:
-    """Returns the symmetric map of contacts, int32."""
-    touches = np.zeros((size, size), np.int32)
-    touches[contacts[:, 0], contacts[:, 1]] = 1
-    return np.maximum(touches, touches.T)
+    """Returns the symmetric contact map, int32."""
+    contact = np.zeros((size, size), np.int32)
+    contact[contacts[:, 0], contacts[:, 1]] = 1
+    return np.maximum(contact, contact.T)

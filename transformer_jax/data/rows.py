@@ -1,15 +1,16 @@
-"""Rows and their order: which row feeds which update is a pure function of (config, step).
+"""Training and evaluation rows: which row feeds which update is a pure function of (config, step).
 
 A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier
-updates) + j. Where a phase mixes components, a fixed table of P slots names them: row g belongs to
-the component of slot g mod P. Then c is the number of the component's slots before g; otherwise
-c = g. With R rows in the component, the epoch is c div R, and the number of the row is
-index_shuffle(c mod R; seed, phase, component, epoch). No iterator has a state, so resuming at step
-s means asking for the rows of step s.
+updates) + j. If the phase mixes several components, a fixed table of P slots assigns positions to
+components: position g belongs to the component of slot g mod P, and c is the number of earlier
+positions that belong to the same component. With a single component, c = g. If the component has R
+rows, the epoch is c div R and the row number is
+index_shuffle(c mod R; seed, phase, component, epoch). Because no iterator holds state, resuming at
+step s only means asking for the rows of step s.
 
-A phase in streams is for models that carry a state from one update to the next. It divides the R
-rows of its component into B streams of S = R div B consecutive rows, the segments. Row j of its
-update s is segment s mod S of stream j, row number j S + s mod S, in epoch s div S.
+A phase with order="stream" is for models that carry a state from one update to the next. It divides
+the R rows of its component into B streams of S = R div B consecutive rows, called segments. Row j
+of its update s is segment s mod S of stream j, which is row number j S + s mod S, in epoch s div S.
 """
 
 import contextlib
@@ -36,33 +37,37 @@ from transformer_jax.config import RunError, UserError
 from transformer_jax.configuration import classes
 
 Row = dict[str, np.ndarray]
-# Stages of a growing batch. Each has another shape, which costs a compilation.
+# Stages of a growing batch. The number is small because each stage has its own batch shape and so
+# costs one compilation of the train step.
 _NUM_STAGES = 8
 
 
 class Component(Protocol):
-    """A set of rows. Equal arguments (row number, epoch) always give equal rows."""
+    """A set of rows. The same (row number, epoch) always gives the same row."""
 
     def __len__(self) -> int: ...
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        """Returns the rows of these (row number, epoch), read in parallel."""
+        """Returns the rows for these pairs (row number, epoch), which are read in parallel."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of a run: its components with their integer weights, and its batch.
+    """A part of a run: the components it mixes, their integer weights, and its batch size.
 
     The number of rows per update may grow from `first_batch` to `batch` over `ramp_steps` updates.
 
-    With order="stream", the rows of an update continue those of the update before. There is one
-    component; its consecutive rows continue each other, and have the key "restarts" (L,), 1 where
-    the state of a model begins anew. The batch adds a 1 where a stream begins.
+    With order="stream", each row of an update continues the same row of the previous update. There
+    is one component, whose consecutive rows continue each other. Its rows have the key "restarts"
+    (L,), which is 1 where the model's state is reset; the batch also sets it at the start of each
+    stream.
+
+    Raises UserError if order="stream" and the component has fewer rows than the batch.
     """
 
     components: Sequence[Component]
     batch: int
-    num_steps: int | None = None  # updates; None: to the end of the run
+    num_steps: int | None = None  # updates; None: until the end of the run
     weights: Sequence[int] = (1,)
     first_batch: int = 0  # 0: the batch does not grow
     ramp_steps: int = 0
@@ -78,13 +83,15 @@ class Phase:
 
     @functools.cached_property
     def num_segments(self) -> int:
-        """The number of rows of a stream."""
+        """The number of rows in each stream."""
         return len(self.components[0]) // self.batch
 
     def size(self, step: int) -> int:
-        """Returns the number of rows of the phase's update `step`.
+        """Returns the batch size of update `step`, counted from the start of the phase.
 
-        The ramp has equal stages. The number of rows is a multiple of first_batch in all of them.
+        The ramp is divided into stages of equal length. The batch size is a multiple of
+        `first_batch` in each of them, so that a batch that divides evenly among the devices at the
+        start does so throughout the ramp.
         """
         if not self.first_batch or step >= self.ramp_steps:
             return self.batch
@@ -94,13 +101,14 @@ class Phase:
 
     @property
     def _stage_starts(self) -> list[int]:
-        """The first update of each stage."""
+        """The first update of each stage of the ramp, and the first update after the ramp."""
         if not self.first_batch:
             return [0]
         return [-(-stage * self.ramp_steps // _NUM_STAGES) for stage in range(_NUM_STAGES + 1)]
 
     def rows_before(self, step: int) -> int:
-        """Returns the number of rows of the updates before `step`."""
+        """Returns the total number of rows of all updates before `step`."""
+        # The sum is over stages, not updates, because it is computed for every batch of a run.
         starts = self._stage_starts
         stops = [*starts[1:], step]
         return sum(
@@ -110,17 +118,20 @@ class Phase:
         )
 
     def until(self, step: int) -> float:
-        """Returns the end of the stage that `step` belongs to."""
+        """Returns the first update after the stage that contains `step`."""
         end_of_phase = math.inf if self.num_steps is None else self.num_steps
         later_starts = (start for start in self._stage_starts if start > step)
         return min(later_starts, default=end_of_phase)
 
     @functools.cached_property
     def slots(self) -> np.ndarray:
-        """(P, 2): the component of each slot, and the number of its earlier slots.
+        """(P, 2): the component of each slot, and how many earlier slots it has.
 
-        P is the sum of the weights. Each component is spread evenly over the table.
+        P is the sum of the weights. The slots of each component are spread evenly over the table,
+        so that even short stretches of training see the mixture in its proportions.
         """
+        # A fixed table, not a random draw of the component for each position: the number of earlier
+        # rows of a component then follows from the position alone (`locate`), without counting.
         spread = sorted(
             ((index + 0.5) / weight, component, index)
             for component, weight in enumerate(self.weights)
@@ -129,7 +140,7 @@ class Phase:
         return np.array([(component, index) for _, component, index in spread])
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Returns (component, number of its earlier rows) for a position of the phase."""
+        """Returns (component, number of its earlier rows) for a position in the phase."""
         turn, slot = divmod(position, len(self.slots))
         component, earlier = self.slots[slot]
         return int(component), turn * self.weights[component] + int(earlier)
@@ -137,13 +148,16 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRows:
-    """The training rows of a run, by update and by place in the update's batch."""
+    """The training rows of a run, addressed by update and by index in the update's batch."""
 
     phases: Sequence[Phase]
     seed: int
 
     def phase(self, step: int) -> tuple[int, int]:
-        """Returns (number of the phase, number of its updates before `step`)."""
+        """Returns (number of the phase, number of its updates before `step`).
+
+        Raises IndexError if `step` is beyond the last phase.
+        """
         for number, phase in enumerate(self.phases):
             if phase.num_steps is None or step < phase.num_steps:
                 return number, step
@@ -151,11 +165,11 @@ class TrainRows:
         raise IndexError(f"no phase has update {step} left")
 
     def row_shape(self, step: int) -> int:
-        """Returns the number of update `step`'s phase, whose rows have one shape."""
+        """Returns the phase number of update `step`; all rows of a phase have the same shape."""
         return self.phase(step)[0]
 
     def size(self, step: int) -> int:
-        """Returns the number of rows of update `step`."""
+        """Returns the batch size of update `step`."""
         number, step_of_phase = self.phase(step)
         return self.phases[number].size(step_of_phase)
 
@@ -164,21 +178,23 @@ class TrainRows:
         number, step_of_phase = self.phase(step)
         return step - step_of_phase + self.phases[number].until(step_of_phase)
 
-    def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Returns (component, row number, epoch) of these places of update `step`."""
+    def numbers(self, step: int, indices: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Returns (component, row number, epoch) for these indices in the batch of `step`."""
         phase_number, step_of_phase = self.phase(step)
         phase = self.phases[phase_number]
         if phase.order == "stream":
             epoch, segment = divmod(step_of_phase, phase.num_segments)
-            return [(0, int(stream) * phase.num_segments + segment, epoch) for stream in places]
+            return [(0, int(stream) * phase.num_segments + segment, epoch) for stream in indices]
         first = phase.rows_before(step_of_phase)
         sizes = [len(component) for component in phase.components]
         numbers = []
-        for place in places:
-            component, count = phase.locate(first + int(place))
-            epoch, index = divmod(count, sizes[component])
+        for index in indices:
+            component, count = phase.locate(first + int(index))
+            epoch, row = divmod(count, sizes[component])
+            # A pseudo-random permutation that is evaluated at a single index. A stored permutation
+            # would take 8 bytes a row, and a new one would have to be drawn in every epoch.
             row_number = index_shuffle(
-                index,
+                row,
                 max_index=sizes[component] - 1,
                 seed=_order_seed(self.seed, phase_number, component, epoch),
                 rounds=4,
@@ -186,19 +202,23 @@ class TrainRows:
             numbers.append((component, row_number, epoch))
         return numbers
 
-    def batch(self, step: int, places: Sequence[int]) -> Row:
-        """Returns these places of the batch of update `step`: arrays (len(places), ...)."""
+    def batch(self, step: int, indices: Sequence[int]) -> Row:
+        """Returns the rows at these indices in the batch of `step`: arrays (len(indices), ...).
+
+        A process of a multi-host run asks for the indices of its own devices only.
+        """
         phase_number, step_of_phase = self.phase(step)
         phase = self.phases[phase_number]
-        numbers = self.numbers(step, places)
-        order = sorted(range(len(places)), key=lambda i: numbers[i][0])
+        numbers = self.numbers(step, indices)
+        # One call per component, because a component reads the rows of a call in parallel.
+        order = sorted(range(len(indices)), key=lambda i: numbers[i][0])
         rows = {}
         for component, group in itertools.groupby(order, key=lambda i: numbers[i][0]):
-            indices = list(group)
+            members = list(group)
             rows |= zip(
-                indices, phase.components[component].rows([numbers[i][1:] for i in indices])
+                members, phase.components[component].rows([numbers[i][1:] for i in members])
             )
-        batch = {name: np.stack([rows[i][name] for i in range(len(places))]) for name in rows[0]}
+        batch = {name: np.stack([rows[i][name] for i in range(len(indices))]) for name in rows[0]}
         if phase.order == "stream" and step_of_phase % phase.num_segments == 0:
             batch["restarts"][:, 0] = 1
         return batch
@@ -206,7 +226,7 @@ class TrainRows:
 
 @functools.lru_cache
 def _order_seed(*key: int) -> int:
-    """Returns the seed of the order in which (seed, phase, component, epoch) visits its rows."""
+    """Returns the seed of the row order for a `key` of (seed, phase, component, epoch)."""
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
@@ -217,7 +237,7 @@ def train_rows(
     weights: Sequence[int] = (1,),
     order: Literal["shuffled", "stream"] = "shuffled",
 ) -> TrainRows:
-    """Returns the rows of a run of one phase, with the batch and the ramp of `config.train`.
+    """Returns the rows of a run with a single phase, whose batch and ramp `config.train` sets.
 
     `seed` is config.data.seed.
     """
@@ -234,14 +254,17 @@ def train_rows(
 
 @dataclasses.dataclass(frozen=True)
 class EvalRows:
-    """Every row once an epoch, in order. Places beyond the last row hold zeros (weight 0).
+    """Evaluation rows: every row once per epoch, in order.
 
-    With order="stream", row j of batch s is segment s of stream j, as in a phase; every batch has
-    the same streams, and a stream has as many rows as there are batches.
+    The last batch is filled up with rows of zeros, whose weights are therefore 0, so that all
+    batches have the same shape.
+
+    With order="stream", row j of batch s is segment s of stream j, as in a phase: every batch has
+    the same streams, and each stream has as many rows as there are batches.
     """
 
     component: Component
-    epochs: int = 1  # More are useful where each epoch draws its rows anew.
+    epochs: int = 1  # more than 1 is useful if each epoch draws its rows anew
     order: Literal["rows", "stream"] = "rows"
 
     def __len__(self) -> int:
@@ -250,14 +273,14 @@ class EvalRows:
     def num_batches(self, batch: int) -> int:
         return -(-len(self) // batch)
 
-    def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
-        """Returns these places of batch `step`: arrays (len(places), ...)."""
+    def batch(self, step: int, indices: Sequence[int], batch: int) -> Row:
+        """Returns the rows at these indices in batch `step`: arrays (len(indices), ...)."""
         if self.order == "stream":
-            positions = [int(stream) * self.num_batches(batch) + step for stream in places]
+            positions = [int(stream) * self.num_batches(batch) + step for stream in indices]
         else:
-            positions = [step * batch + int(place) for place in places]
+            positions = [step * batch + int(index) for index in indices]
         is_row = [position < len(self) for position in positions]
-        # Row 0 gives the shapes of the places beyond the last row.
+        # Row 0 supplies the shapes and dtypes of the rows of zeros beyond the last row.
         rows = self.component.rows(
             [self._number(position if valid else 0) for position, valid in zip(positions, is_row)]
         )
@@ -265,7 +288,7 @@ class EvalRows:
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def _number(self, position: int) -> tuple[int, int]:
-        """Returns (row number, epoch) of a position."""
+        """Returns (row number, epoch) for a position."""
         epoch, number = divmod(position, len(self.component))
         return number, epoch
 
@@ -275,29 +298,32 @@ def _zeros_like(row: Row) -> Row:
 
 
 def philox_key(key: tuple[int, int, int]) -> np.ndarray:
-    """Returns the key of Philox for (seed, phase, component), uint64 (2,)."""
+    """Returns the key of the Philox generator for (seed, phase, component), uint64 (2,)."""
     seed, phase, component = key
     return np.array([seed, phase << 32 | component], np.uint64)
 
 
 def generator(key: np.ndarray, number: int, epoch: int) -> np.random.Generator:
-    """Returns the generator of a row. `key` is that of Philox."""
+    """Returns the random generator of a row. `key` comes from `philox_key`."""
+    # Philox is counter-based, so a generator for any row is created without drawing the numbers of
+    # earlier rows. Draws advance the low words of the counter. Row number and epoch are in the two
+    # high words, which no realistic number of draws reaches, so the streams of rows never overlap.
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, epoch]))
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """Returns int32 (size, ...): the values, numbers or arrays, then zeros."""
+    """Returns the values, followed by zeros, as an int32 array (size, ...)."""
     out = np.zeros((size, *np.shape(values)[1:]), np.int32)
     out[: len(values)] = values
     return out
 
 
-# Reader processes: they read the rows of coming updates beside the training process.
+# Reader processes, which read the rows of upcoming updates in parallel with the training process.
 #
-# Rows are a pure function of (config, step), so the results are those of one process.
+# Rows are a pure function of (config, step), so the batches are the same for any number of readers.
 
 Batch = dict[str, np.ndarray]
-Read = Callable[[int, np.ndarray], Batch]  # from the number of an update, and places in its batch
+Read = Callable[[int, np.ndarray], Batch]  # from the number of an update and indices in its batch
 
 _PROGRAM = """
 import json, sys
@@ -311,15 +337,17 @@ _ENDING = {signal.SIGINT, signal.SIGTERM}
 class Readers:
     """`count` processes that call `read`, each for one update at a time.
 
-    They end with this process, however it ends. SIGTERM and Ctrl-C leave them running: the training
-    process decides when the run stops.
+    They exit when this process exits, no matter how. SIGTERM and Ctrl-C don't stop them, because
+    the training process decides when the run stops: it still needs rows for its last updates.
+
+    Raises UserError if `read` can't be pickled.
     """
 
     def __init__(self, read: Read, count: int):
         self._processes = []
         try:
             message = ForkingPickler.dumps(read)
-        except Exception as error:  # Each kind of object raises its own.
+        except Exception as error:  # Different objects fail to pickle with different exceptions.
             raise UserError(
                 f"config.data.readers={count}: other processes can't read this task's rows "
                 f"({error}); 0 reads them in the training process"
@@ -327,25 +355,32 @@ class Readers:
         for _ in range(count):
             self._processes.append(_start())
         for _, connection in self._processes:
-            connection.send(classes.executed())  # `read` may be of a class in such a file
+            # A class that a user's file defines can be unpickled only after that file has been
+            # executed, so the paths of these files are sent first.
+            connection.send(classes.executed())
             connection.send_bytes(message)
 
-    def batches(self, steps: range, places: np.ndarray) -> Iterator[Batch]:
-        """Yields `read(step, places)` of consecutive steps. Each process is one batch ahead."""
+    def batches(self, steps: range, indices: np.ndarray) -> Iterator[Batch]:
+        """Yields `read(step, indices)` for consecutive steps. Each process reads one batch ahead.
+
+        Raises UserError or RunError if `read` raised in a reader process, and RunError if a reader
+        process died.
+        """
+        # Process s mod N reads update s, so that batches arrive in order without a shared queue.
         count = len(self._processes)
         for step in steps[:count]:
-            self._ask(step, places)
+            self._ask(step, indices)
         for step in steps:
-            yield self._answer(step)
+            yield self._receive(step)
             if step + count in steps:
-                self._ask(step + count, places)
+                self._ask(step + count, indices)
 
-    def _ask(self, step: int, places: np.ndarray) -> None:
+    def _ask(self, step: int, indices: np.ndarray) -> None:
         _, connection = self._processes[step % len(self._processes)]
-        with contextlib.suppress(OSError):  # of a process that ended: `_answer` says so
-            connection.send((step, places))
+        with contextlib.suppress(OSError):  # the process has died, which `_receive` reports
+            connection.send((step, indices))
 
-    def _answer(self, step: int) -> Batch:
+    def _receive(self, step: int) -> Batch:
         process, connection = self._processes[step % len(self._processes)]
         try:
             batch, failure = connection.recv()
@@ -357,11 +392,11 @@ class Readers:
             ) from None
         if failure is None:
             return batch
-        line, trace, is_users = failure
-        raise UserError(line) if is_users else RunError(line) from RuntimeError(trace)
+        line, trace, is_user_error = failure
+        raise UserError(line) if is_user_error else RunError(line) from RuntimeError(trace)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Kills the processes."""
         for process, connection in self._processes:
             process.kill()
             process.wait()
@@ -370,7 +405,7 @@ class Readers:
 
 @contextlib.contextmanager
 def started(read: Read, count: int) -> Iterator[Readers | None]:
-    """Yields `count` processes that call `read`, or None for 0, and ends them after the context."""
+    """Yields `Readers`, or None if `count` is 0, and closes them when the context exits."""
     if not count:
         yield None
         return
@@ -380,16 +415,18 @@ def started(read: Read, count: int) -> Iterator[Readers | None]:
 
 def _start() -> tuple[subprocess.Popen, Connection]:
     """Starts a process that runs `serve`, and returns it with the connection to it."""
+    # A new interpreter, not a fork: a fork of a process in which JAX runs threads may deadlock.
     ours, theirs = Pipe()
     descriptor = theirs.fileno()
     command = [sys.executable, "-c", _PROGRAM, str(descriptor), json.dumps(sys.path)]
-    # The process inherits the blocked signals, and so never receives them.
+    # A child process inherits the signal mask, so it never receives these signals.
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=[descriptor],
+            # Readers must not claim the accelerator, which the training process uses.
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
     finally:
@@ -399,21 +436,21 @@ def _start() -> tuple[subprocess.Popen, Connection]:
 
 
 def serve(descriptor: int) -> None:
-    """Answers the requests of the training process until it ends or closes the connection."""
+    """Serves the requests of the training process until it exits or closes the connection."""
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         for file in connection.recv():
             classes.module("task", file)
         read = connection.recv()
         while True:
-            step, places = connection.recv()
-            connection.send(_read(read, step, places))
+            step, indices = connection.recv()
+            connection.send(_read(read, step, indices))
 
 
-def _read(read: Read, step: int, places: np.ndarray):
-    """Returns (batch, None), or (None, the line, traceback and kind of an error)."""
+def _read(read: Read, step: int, indices: np.ndarray):
+    """Returns (batch, None), or (None, (message, traceback, whether it is a UserError))."""
     try:
-        return read(step, places), None
+        return read(step, indices), None
     except UserError as error:
         return None, (str(error), traceback.format_exc(), True)
     except Exception as error:

@@ -23,16 +23,16 @@ def split(
 ) -> list[str]:
     """Returns the sentences of a document.
 
-    With `exact`, they keep their white space and that before them: together they are the document,
-    without the white space at its two ends.
+    With manner="line", each line is a sentence, as in BERT's input files. With "punctuation", blank
+    lines and punctuation end a sentence, but other line ends do not.
 
-    `line`: each line is a sentence, as in BERT's input files. `punctuation`: blank lines and
-    punctuation end a sentence, other line ends do not.
+    With `exact`, sentences keep their white space and the white space before them, so that they
+    concatenate to the document without the white space at its two ends.
 
-    A sentence ends with . ! ? or … and any closing quotation marks or brackets. The next word must
-    open a quotation or begin with anything but a lower-case letter. A full stop does not end a
-    sentence after an abbreviation (Mr. etc. e.g. U.S.), an initial (J. Smith), or the number of an
-    item (1. First).
+    A sentence ends with . ! ? or … and any closing quotation marks or brackets, if the next word
+    opens a quotation or starts with a letter that is not lower-case, or with a digit. A period does
+    not end a sentence after an abbreviation (Mr. etc. e.g. U.S.), an initial (J. Smith), or the
+    number of a list item (1. First).
     """
     if exact:
         return _exact(document.strip(), split(document, manner))
@@ -46,8 +46,9 @@ def split(
 
 
 def _exact(document: str, sentences: list[str]) -> list[str]:
-    """Returns the parts of a document that hold these sentences, each with the space before it."""
-    # A sentence has the words of its part, whatever stands between them.
+    """Returns the parts of a document for these sentences, each with the white space before it."""
+    # Sentences and document have the same words and differ only in the white space between them, so
+    # counting words gives the bounds.
     ends = [word.end() for word in re.finditer(r"\S+", document)]
     counts = itertools.accumulate(len(sentence.split()) for sentence in sentences)
     bounds = itertools.pairwise([0, *(ends[count - 1] for count in counts)])
@@ -62,7 +63,7 @@ def _sentences(words: list[str]) -> list[str]:
         unclosed = word.rstrip(_CLOSING)
         stem = unclosed.rstrip(_END_MARKS)
         next_character = next_word.lstrip("([*¿¡")[:1]
-        if stem == unclosed or not _may_begin(next_character):
+        if stem == unclosed or not _may_start(next_character):
             continue
         is_first = starts[-1] == i
         if word == f"{stem}." and _stop_belongs_to_word(stem, next_character, is_first):
@@ -72,17 +73,17 @@ def _sentences(words: list[str]) -> list[str]:
     return [" ".join(words[start:stop]) for start, stop in bounds]
 
 
-def _may_begin(character: str) -> bool:
-    """Whether a sentence may begin with this character; "" is none."""
+def _may_start(character: str) -> bool:
+    """Returns whether a sentence may start with this character, which may be ""."""
     if not character:
         return False
     return character in _OPENING or (character.isalnum() and not character.islower())
 
 
 def _stop_belongs_to_word(stem: str, next_character: str, is_first: bool) -> bool:
-    """Whether the full stop after `stem` is part of the word.
+    """Returns whether the period after `stem` is part of the word.
 
-    `is_first`: the word is the first of its sentence.
+    `is_first` is true if the word is the first of its sentence.
     """
     stem = re.split(r"[(\[\"'“‘«/-]", stem)[-1]
     is_initial = len(stem) == 1 and stem.isupper() and stem != "I"

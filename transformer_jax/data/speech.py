@@ -1,4 +1,4 @@
-"""Speech: sound files, transcripts, and rows of both."""
+"""Speech: audio files, transcripts, and rows of them."""
 
 import dataclasses
 import functools
@@ -18,24 +18,24 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Transcripts as the numbers of their characters, with a mark between words.
+# Transcripts as character ids, with a boundary token between words.
 
 BOUNDARY = "|"  # between words
 _UNKNOWN = ("<unk>", "[UNK]")
-# The vocabulary of the published models of English, in the order of transformers' files. The
-# padding is the blank.
+# The vocabulary of published English models, in the order of their files for transformers. The
+# padding token is also the blank of CTC.
 ENGLISH = ("<pad>", "<s>", "</s>", "<unk>", BOUNDARY, *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Spelling:
-    """The characters of a vocabulary. Longer tokens are marks, which no text has."""
+    """A character vocabulary. Tokens of several characters are special tokens."""
 
     vocabulary: Sequence[str]
     blank: int = 0
 
     def check(self) -> None:
-        """Raises UserError for a vocabulary that spells no text."""
+        """Raises UserError if the vocabulary has duplicates or lacks the boundary or the blank."""
         if len(set(self.vocabulary)) < len(self.vocabulary) or BOUNDARY not in self.vocabulary:
             raise UserError(
                 f"config.task.vocabulary: must have different tokens, and {BOUNDARY!r} between "
@@ -53,17 +53,17 @@ class Spelling:
 
     @property
     def boundary(self) -> int:
-        """The number of the mark between words."""
+        """The id of the boundary between words."""
         return self._numbers[BOUNDARY]
 
     @property
     def unknown(self) -> str | None:
-        """The token of characters that the vocabulary lacks; None where there is none."""
+        """The token for characters outside the vocabulary, or None if there is none."""
         return next((token for token in _UNKNOWN if token in self._numbers), None)
 
     @functools.cached_property
     def _cased(self):
-        """The function that gives texts the case of the vocabulary."""
+        """The function that converts a text to the case of the vocabulary."""
         letters = "".join(token for token in self.vocabulary if len(token) == 1)
         has_lower, has_upper = letters != letters.upper(), letters != letters.lower()
         if has_lower == has_upper:
@@ -71,13 +71,13 @@ class Spelling:
         return str.lower if has_lower else str.upper
 
     def words(self, text: str) -> str:
-        """Returns a text in the case of the vocabulary, with one space between words."""
+        """Normalizes a text to the case of the vocabulary and single spaces between words."""
         return " ".join(self._cased(text).split())
 
     def encode(self, text: str) -> list[int]:
-        """Returns the numbers of a text's characters.
+        """Returns the ids of a text's characters.
 
-        Raises UserError for a character that the vocabulary lacks, where it has no token for such.
+        Raises UserError for a character outside the vocabulary if there is no token for such.
         """
         unknown = self._numbers.get(self.unknown)
         numbers = [
@@ -92,36 +92,38 @@ class Spelling:
         return numbers
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """Returns the text of numbers. Marks are left out."""
+        """Returns the text for ids. Special tokens are omitted."""
         tokens = [self.vocabulary[number] for number in numbers]
         text = "".join(token for token in tokens if len(token) == 1)
         return " ".join(text.replace(BOUNDARY, " ").split())
 
 
 # --------------------------------------------------------------------------------------------------
-# Utterances as byte records: 16-bit samples of 16 kHz, and then the transcript in UTF-8.
+# Utterances as byte records: 16-bit samples at 16 kHz, followed by the transcript in UTF-8.
 
-RATE = 16_000  # samples a second
-_FULL = 2**15  # the amplitude that 16 bits end at
-_LEAST_VARIANCE = 1e-7  # beside the variance of samples from -1 to 1, as in transformers
+RATE = 16_000  # samples per second
+_FULL = 2**15  # full scale of 16-bit samples
+# Added to the variance of samples in [-1, 1], as in transformers, so that silence is not divided by
+# zero.
+_LEAST_VARIANCE = 1e-7
 
 
 class Utterance(NamedTuple):
-    """Samples (S,) int16, and their transcript; "" for an utterance without one."""
+    """Samples (S,) int16, and their transcript, which is "" if there is none."""
 
     samples: Int16[np.ndarray, " S"]
     text: str = ""
 
 
 def record(utterance: Utterance) -> Record:
-    """Returns the record of an utterance. Its numbers are those of samples and of characters."""
+    """Returns a record of an utterance, with the numbers of its samples and characters."""
     content = utterance.samples.astype("<i2").tobytes() + utterance.text.encode()
     numbers = {"samples": len(utterance.samples), "characters": len(utterance.text)}
     return Record(content, numbers)
 
 
 class Utterances:
-    """The utterances of byte records, to be read at random."""
+    """The utterances in a record store, with random access."""
 
     def __init__(self, records: Records):
         self._records = records
@@ -132,7 +134,7 @@ class Utterances:
         return len(self._records)
 
     def read(self, numbers: Sequence[int]) -> list[Utterance]:
-        """Returns these utterances, read in parallel."""
+        """Returns these utterances, which are read in parallel."""
         contents = self._records.read(numbers)
         sizes = [2 * int(self.samples[number]) for number in numbers]
         return [
@@ -142,38 +144,39 @@ class Utterances:
 
 
 def quantized(sound: Float32[np.ndarray, " S"]) -> Int16[np.ndarray, " S"]:
-    """Returns the 16-bit samples of sound from -1 to 1. Larger values are cut."""
+    """Returns 16-bit samples of audio in [-1, 1]. Values outside this range are clipped."""
     return np.clip(np.rint(sound * _FULL), -_FULL, _FULL - 1).astype(np.int16)
 
 
 def normalised(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
-    """Returns an utterance with mean 0 and variance 1, as the models of sound read it."""
+    """Normalizes an utterance to mean 0 and variance 1, as speech models expect it."""
     sound = samples.astype(np.float32) / _FULL
     return (sound - sound.mean()) / np.sqrt(sound.var() + _LEAST_VARIANCE)
 
 
 # --------------------------------------------------------------------------------------------------
-# Sound files: WAV and FLAC by the library soundfile, resampled to 16 kHz.
+# Audio files: WAV and FLAC, read with the library soundfile and resampled to 16 kHz.
 #
-# A file is measured before it is decoded, so that a small file can't fill the memory.
+# The size that a header declares is checked before decoding, so that a small compressed file can't
+# fill the memory.
 
-# Six minutes of one channel at 16 kHz, one minute of stereo at 48 kHz.
+# Six minutes of one channel at 16 kHz, or one minute of stereo at 48 kHz.
 MOST_SAMPLES = 5_760_000
 FORMATS = ("WAV", "FLAC")
 _UNKNOWN_SIZE = 2**32 - 1
-_RATES = range(1_000, 400_000)  # samples a second
+_RATES = range(1_000, 400_000)  # samples per second
 
 
 class DamagedSound(UserError):
-    """A file that is empty or too long, or that can't be decoded."""
+    """An audio file is empty, is too long, or can't be decoded."""
 
 
 def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.ndarray, " S"]:
-    """Returns the samples of a file at 16 kHz, the mean of its channels.
+    """Returns the samples of a file at 16 kHz, averaged over its channels.
 
-    `where` begins the messages of errors. `most_samples` bounds the samples of all channels before
-    resampling. Raises DamagedSound for a file that is missing, empty, damaged, of another format or
-    longer.
+    Error messages start with `where`. `most_samples` limits the number of samples, counted over all
+    channels and before resampling. Raises DamagedSound if the file is missing, empty, damaged,
+    longer, or in another format.
     """
     soundfile = _library()
     file = buckets.path(path)
@@ -201,13 +204,14 @@ def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.nd
 
 
 def _is_whole(start: bytes, size: int) -> bool:
-    """Returns whether a WAV file has the size that its header says. A stream does not know it."""
+    """Returns whether a WAV file is as long as its header says."""
+    # A program that writes to a pipe does not know the size and declares the largest one.
     declared = int.from_bytes(start[4:8], "little")
     return declared == _UNKNOWN_SIZE or declared + 8 <= size
 
 
 def _check(opened, where: str, most_samples: int) -> None:
-    """Raises DamagedSound for a file that must not be decoded."""
+    """Raises DamagedSound if the file must not be decoded."""
     if opened.format not in (*FORMATS, "WAVEX"):
         raise DamagedSound(f"{where}: not {' or '.join(FORMATS)}")
     if not opened.frames:
@@ -222,7 +226,7 @@ def _check(opened, where: str, most_samples: int) -> None:
 
 
 def _resampled(sound: np.ndarray, rate: int) -> np.ndarray:
-    """Returns sound of 16 kHz, through a filter with a linear phase."""
+    """Resamples audio to 16 kHz with a linear-phase filter."""
     common = math.gcd(rate, RATE)
     if rate == RATE:
         return sound
@@ -232,13 +236,13 @@ def _resampled(sound: np.ndarray, rate: int) -> np.ndarray:
 def _library():
     try:
         import soundfile
-    except (ImportError, OSError):  # OSError: without its shared library
+    except (ImportError, OSError):  # OSError if the shared library is missing
         raise UserError("WAV and FLAC are read by soundfile: pip install -e '.[audio]'") from None
     return soundfile
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of sound: crops with masked frames, and utterances with their transcripts.
+# Rows of audio: crops with masked frames, and utterances with their transcripts.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +250,9 @@ class Masking:
     """How the frames of a row are masked.
 
     Attributes:
-      share: total length of the spans over the frames of the row.
-      span: frames of a span.
-      least: the fewest spans of a row.
+      share: the total length of the spans, overlaps counted twice, divided by the number of frames.
+      span: the number of frames in a span.
+      least: the minimum number of spans in a row.
     """
 
     share: float
@@ -259,17 +263,17 @@ class Masking:
         return spans(rng, frames, self.share, self.span, least=self.least)
 
     def most(self, frames: int) -> int:
-        """Returns the largest number of masked frames of a row."""
+        """Returns the maximum number of masked frames in a row."""
         return most_masked(frames, self.share, self.span, self.least)
 
 
 class MaskedRows:
-    """Crops of utterances, with the masked frames and the distractors of each.
+    """Crops of utterances, with masked frames and distractors for the contrastive loss.
 
-    A crop has `samples`, and a shorter utterance all of its own. `windows` are (width, stride) of
-    the convolutions that make the frames. The arrays of a row are sound (S,) float32, length () in
-    samples, masked (L,), places (P,) of the masked frames with their weights (P,), and distractors
-    (P, K), numbers of other places.
+    A crop has `samples` samples, unless the utterance is shorter. `windows` are the (width, stride)
+    of the convolutions that produce the frames. The arrays of a row are sound (S,) float32, length
+    () in samples, masked (L,), places (P,), which are the positions of the masked frames, weights
+    (P,), and distractors (P, K), which are indices into places.
     """
 
     def __init__(
@@ -302,7 +306,7 @@ class MaskedRows:
         frames = num_windows(self._samples, self._windows)
         masked = self._masking.drawn(rng, num_windows(len(sound), self._windows))
         places = np.flatnonzero(masked)
-        # Without another place, nothing is told apart.
+        # A single masked frame has no distractors, so it gets no weight in the loss.
         weights = np.ones(len(places)) * (len(places) > 1)
         others = distractors(rng, len(places), self._num_distractors)
         most = self._masking.most(frames)
@@ -316,11 +320,14 @@ class MaskedRows:
 
 
 class TranscribedRows:
-    """Whole utterances with their transcripts, and in training with masked frames and channels.
+    """Whole utterances with their transcripts, and with masked frames and channels for training.
 
-    Utterances without a transcript, and those longer than `samples` or `characters`, are left out.
+    Utterances without a transcript, and those longer than `samples` or `characters`, are skipped.
     The arrays of a row are sound (S,) float32, length () in samples, labels (N,), num_labels (),
-    masked (L,) and feature_mask (M,). A transcript without a path through the frames has no label.
+    masked (L,) and feature_mask (M,). If an utterance has too few frames for CTC to align its
+    transcript, the row has no labels.
+
+    Raises UserError if no utterance is left.
     """
 
     def __init__(
@@ -367,7 +374,8 @@ class TranscribedRows:
         rng = generator(self._key, number, epoch)
         frames = num_windows(len(utterance.samples), self._windows)
         labels = np.array(self._spelling.encode(utterance.text), np.int32)
-        # A blank must stand between equal characters.
+        # CTC needs a frame for each character, and a blank between two equal characters. With fewer
+        # frames the loss would be infinite.
         needed = len(labels) + (labels[1:] == labels[:-1]).sum()
         if needed > frames or len(labels) > self._characters:
             labels = labels[:0]
@@ -383,7 +391,7 @@ class TranscribedRows:
 
 
 def _sound(sound: np.ndarray, samples: int) -> Row:
-    """Returns sound padded with zeros, and its length."""
+    """Returns the audio padded with zeros, and its length."""
     whole = np.zeros(samples, np.float32)
     whole[: len(sound)] = sound
     return {"sound": whole, "length": np.int32(len(sound))}
@@ -392,34 +400,37 @@ def _sound(sound: np.ndarray, samples: int) -> Row:
 def spans(
     generator: np.random.Generator, length: int, share: float, span: int, *, least: int = 0
 ) -> Bool[np.ndarray, " L"]:
-    """Returns True at the masked positions of `length` (Baevski et al. 2020, section 4.2).
+    """Returns which of `length` positions are masked (Baevski et al. 2020, section 4.2).
 
-    Spans of `span` positions begin at different places, at `least` so many. They may overlap, so
-    that the masked part is below `share`, their total length over `length`.
+    At least `least` spans of `span` positions are drawn, with distinct starts. `share` is their
+    total length divided by `length`. Because spans may overlap, the share of masked positions is
+    smaller.
     """
     masked = np.zeros(length, bool)
-    places = length - span + 1
+    num_starts = length - span + 1
+    # Adding a random number in [0, 1) before rounding down makes the expected count exact.
     count = max(int(share * length / span + generator.random()), least)
-    if places < 1 or not count:
+    if num_starts < 1 or not count:
         return masked
-    starts = generator.choice(places, min(count, places), replace=False)
+    starts = generator.choice(num_starts, min(count, num_starts), replace=False)
     masked[(starts[:, None] + np.arange(span)).reshape(-1)] = True
     return masked
 
 
 def most_masked(length: int, share: float, span: int, least: int = 0) -> int:
-    """Returns the largest number of positions that `spans` masks."""
+    """Returns the maximum number of positions that `spans` masks."""
     return min(length, max(int(share * length / span + 1), least) * span)
 
 
 def distractors(
     generator: np.random.Generator, count: int, number: int
 ) -> Int64[np.ndarray, "P K"]:
-    """Returns `number` others of `count` positions for each, drawn with replacement (P, K).
+    """Draws `number` other indices below `count` for each index, with replacement (P, K).
 
-    All are 0 where there is no other position.
+    They are all 0 if there is no other index.
     """
     if count < 2:
         return np.zeros((count, number), np.int64)
+    # Drawing from one index fewer and skipping the own index makes the others equally likely.
     drawn = generator.integers(0, count - 1, (count, number))
     return drawn + (drawn >= np.arange(count)[:, None])

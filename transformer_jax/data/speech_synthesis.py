@@ -1,8 +1,8 @@
-"""Spoken digits by a formant synthesizer: pulses and noise through resonances (Klatt 1980).
+"""A formant synthesizer for spoken digits: pulses and noise pass through resonances (Klatt 1980).
 
-A voice has a pitch, a length of its vocal tract, a rate, a tilt of its spectrum, a breath, and an
-accent, which shifts the formants of each sound. Each utterance draws speed, pauses, loudness, noise
-and reverberation.
+A voice has a pitch, a vocal tract length, a speaking rate, a spectral tilt, a breathiness, and an
+accent, which shifts the formants of each sound. Speed, pauses, loudness, noise and reverberation
+are drawn for each utterance.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 MOST_DIGITS = 7
 LEAST_DIGITS = 3
 
-_HOP = 100  # samples between two states of the vocal tract: 6.25 ms
+_HOP = 100  # samples between two states of the vocal tract, which are 6.25 ms
 _WINDOW = 400
 _FFT = 512
 _FREQUENCIES = np.fft.rfftfreq(_FFT, 1 / RATE)
-_FOURTH = 3500.0  # Hz, the same in all sounds
-_WIDTHS = np.array([70.0, 100.0, 140.0, 250.0])  # Hz, of the resonances
-_SMOOTHED = 7  # states over which a sound passes into the next
+_FOURTH = 3500.0  # Hz, the fourth formant, which is the same in all sounds
+_WIDTHS = np.array([70.0, 100.0, 140.0, 250.0])  # Hz, bandwidths of the four resonances
+_SMOOTHED = 7  # the number of states over which a sound changes into the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +31,14 @@ class _Sound:
     """A speech sound.
 
     Attributes:
-      seconds: its length at the rate 1.
-      first: three formants at its start, in Hz (Peterson & Barney 1952, for vowels).
-      last: those at its end.
+      seconds: its duration at the speaking rate 1.
+      first: three formants at its start, in Hz (vowels from Peterson & Barney 1952).
+      last: the formants at its end, or None for the same ones.
       voiced: the amplitude of the pulses.
       noise: the amplitude of the noise.
-      centre: the middle of the band of the noise, in Hz.
-      width: its width.
-      closure: seconds of silence before it.
+      center: the center of the noise band, in Hz.
+      width: the width of the noise band, in Hz.
+      closure: seconds of silence before it, as in plosives.
     """
 
     seconds: float
@@ -46,7 +46,7 @@ class _Sound:
     last: tuple[float, float, float] | None = None
     voiced: float = 1.0
     noise: float = 0.0
-    centre: float = 4000.0
+    center: float = 4000.0
     width: float = 2000.0
     closure: float = 0.0
 
@@ -66,13 +66,13 @@ _SOUNDS = {
     "r": _Sound(0.07, (340, 1100, 1500), voiced=0.7),
     "w": _Sound(0.07, (290, 620, 2150), voiced=0.6),
     "n": _Sound(0.08, (270, 1300, 2300), voiced=0.4),
-    "v": _Sound(0.06, (250, 1150, 2150), voiced=0.3, noise=0.05, centre=4500, width=4000),
-    "z": _Sound(0.09, (260, 1500, 2500), voiced=0.25, noise=0.25, centre=5800, width=1800),
-    "s": _Sound(0.12, _NEUTRAL, voiced=0.0, noise=0.4, centre=5800, width=1800),
-    "f": _Sound(0.10, _NEUTRAL, voiced=0.0, noise=0.12, centre=4500, width=5000),
-    "th": _Sound(0.09, _NEUTRAL, voiced=0.0, noise=0.10, centre=6300, width=3500),
-    "t": _Sound(0.03, _NEUTRAL, voiced=0.0, noise=0.5, centre=4300, width=2500, closure=0.05),
-    "k": _Sound(0.04, _NEUTRAL, voiced=0.0, noise=0.4, centre=1900, width=900, closure=0.06),
+    "v": _Sound(0.06, (250, 1150, 2150), voiced=0.3, noise=0.05, center=4500, width=4000),
+    "z": _Sound(0.09, (260, 1500, 2500), voiced=0.25, noise=0.25, center=5800, width=1800),
+    "s": _Sound(0.12, _NEUTRAL, voiced=0.0, noise=0.4, center=5800, width=1800),
+    "f": _Sound(0.10, _NEUTRAL, voiced=0.0, noise=0.12, center=4500, width=5000),
+    "th": _Sound(0.09, _NEUTRAL, voiced=0.0, noise=0.10, center=6300, width=3500),
+    "t": _Sound(0.03, _NEUTRAL, voiced=0.0, noise=0.5, center=4300, width=2500, closure=0.05),
+    "k": _Sound(0.04, _NEUTRAL, voiced=0.0, noise=0.4, center=1900, width=900, closure=0.06),
 }
 _SPELLED = {
     "zero": "z ih r ow",
@@ -90,18 +90,18 @@ _SPELLED = {
 
 @dataclasses.dataclass(frozen=True)
 class Voice:
-    """A speaker. `accent` has factors of the formants of each sound."""
+    """A speaker."""
 
     pitch: float  # Hz
     tract: float  # factor of all formants
-    rate: float  # factor of the speed
-    tilt: float  # exponent of the fall of the pulses' spectrum
-    breath: float  # amplitude of noise beside the pulses
-    accent: dict[str, np.ndarray]
+    rate: float  # factor of the speaking rate
+    tilt: float  # exponent with which the spectrum of the pulses falls off
+    breath: float  # amplitude of the noise that accompanies the pulses
+    accent: dict[str, np.ndarray]  # factors of the three formants of each sound
 
     @classmethod
     def drawn(cls, rng: np.random.Generator) -> "Voice":
-        """Returns a voice. Higher ones have shorter tracts."""
+        """Draws a voice, in which a higher pitch goes with a shorter vocal tract."""
         height = rng.random()
         return cls(
             pitch=90 * 2.6**height * rng.uniform(0.9, 1.1),
@@ -114,9 +114,9 @@ class Voice:
 
 
 def utterance(voice: Voice, rng: np.random.Generator, snr: tuple[float, float]) -> Utterance:
-    """Returns a string of digits with its transcript.
+    """Returns spoken digits with their transcript.
 
-    `snr` is the range of the ratio of speech to noise, in dB.
+    `snr` is the range of the signal-to-noise ratio, in dB.
     """
     digits = rng.integers(0, 10, rng.integers(LEAST_DIGITS, MOST_DIGITS + 1))
     words = [DIGITS[digit] for digit in digits]
@@ -125,13 +125,13 @@ def utterance(voice: Voice, rng: np.random.Generator, snr: tuple[float, float]) 
 
 
 def _spoken(words: list[str], voice: Voice, rng: np.random.Generator) -> Float[np.ndarray, " S"]:
-    """Returns speech without noise."""
+    """Returns clean speech."""
     speed = voice.rate * rng.uniform(0.85, 1.2)
     states = [_pause(rng.uniform(0.05, 0.2))]
     for word in words:
         for name in _SPELLED[word].split():
             states.append(_states(name, voice, speed * rng.uniform(0.85, 1.2)))
-        # Most words run into the next.
+        # Most words continue into the next one without a pause.
         states.append(_pause(max(rng.uniform(-0.1, 0.15), 0)))
     states.append(_pause(rng.uniform(0.05, 0.2)))
     tracks = np.concatenate(states)  # (states, 7)
@@ -147,9 +147,10 @@ def _pause(seconds: float) -> Float[np.ndarray, "states 7"]:
 
 
 def _states(name: str, voice: Voice, speed: float) -> Float[np.ndarray, "states 7"]:
-    """Returns the states of the vocal tract during a sound, after its closure.
+    """Returns the states of the vocal tract for a sound, which start with its closure.
 
-    Columns: three formants, amplitudes of pulses and noise, centre and width of the noise.
+    The columns are three formants, the amplitudes of pulses and noise, and the center and width of
+    the noise band.
     """
     sound = _SOUNDS[name]
     count = max(round(sound.seconds / speed * RATE / _HOP), 2)
@@ -157,13 +158,13 @@ def _states(name: str, voice: Voice, speed: float) -> Float[np.ndarray, "states 
     first, last = np.array(sound.first), np.array(sound.last or sound.first)
     formants = np.linspace(first * shifts, last * shifts, count)
     noise = sound.noise + voice.breath * sound.voiced
-    others = [sound.voiced, noise, sound.centre * voice.tract**0.5, sound.width]
+    others = [sound.voiced, noise, sound.center * voice.tract**0.5, sound.width]
     voiced = np.concatenate([formants, np.tile(others, (count, 1))], axis=1)
     return np.concatenate([_pause(sound.closure / speed), voiced])
 
 
 def _smoothed(tracks: np.ndarray) -> np.ndarray:
-    """Returns states that pass into each other; amplitudes change faster than formants."""
+    """Smooths the states over time. Amplitudes change faster than formants."""
     smoothed = np.empty_like(tracks)
     for column in range(tracks.shape[1]):
         size = _SMOOTHED if column < 3 else 3
@@ -174,14 +175,13 @@ def _smoothed(tracks: np.ndarray) -> np.ndarray:
 
 
 def _pulses(states: int, pitch: float, rng: np.random.Generator) -> Float[np.ndarray, " S"]:
-    """Returns pulses of the vocal cords, whose pitch falls and wavers."""
+    """Returns glottal pulses, whose pitch varies randomly and falls over the utterance."""
     size = states * _HOP + _WINDOW
-    places = np.arange(size)
-    # A new pitch ten times a second.
-    wavering = rng.normal(0, 0.03, size // 1600 + 2)
-    wavering = np.interp(places, 1600 * np.arange(len(wavering)), wavering)
-    course = pitch * (1 + wavering) * np.linspace(1.1, 0.85, size)
-    phase = np.cumsum(course) / RATE
+    # The random factor of the pitch changes ten times a second, with interpolation in between.
+    jitter = rng.normal(0, 0.03, size // 1600 + 2)
+    jitter = np.interp(np.arange(size), 1600 * np.arange(len(jitter)), jitter)
+    contour = pitch * (1 + jitter) * np.linspace(1.1, 0.85, size)
+    phase = np.cumsum(contour) / RATE
     pulses = np.zeros(size)
     starts = np.flatnonzero(np.diff(np.floor(phase)) > 0)
     pulses[starts] = 1.0 + rng.normal(0, 0.05, len(starts))
@@ -191,18 +191,21 @@ def _pulses(states: int, pitch: float, rng: np.random.Generator) -> Float[np.nda
 def _filtered(
     pulses: np.ndarray, noise: np.ndarray, tracks: np.ndarray, voice: Voice
 ) -> Float[np.ndarray, " S"]:
-    """Returns the sound of the vocal tract, by overlapping windows of its states."""
+    """Filters pulses and noise with the vocal tract, by overlap-add with a window per state."""
     window = np.hanning(_WINDOW + 1)[:-1]
     starts = np.arange(len(tracks)) * _HOP
-    places = starts[:, None] + np.arange(_WINDOW)
-    voiced = np.fft.rfft(pulses[places] * window, _FFT) * _tract(tracks[:, :3], voice)
-    hissing = np.fft.rfft(noise[places] * window, _FFT) * _band(tracks[:, 5], tracks[:, 6])
-    spectra = tracks[:, 3, None] * voiced + tracks[:, 4, None] * hissing
+    indices = starts[:, None] + np.arange(_WINDOW)
+    voiced = np.fft.rfft(pulses[indices] * window, _FFT) * _tract(tracks[:, :3], voice)
+    unvoiced = np.fft.rfft(noise[indices] * window, _FFT) * _band(tracks[:, 5], tracks[:, 6])
+    spectra = tracks[:, 3, None] * voiced + tracks[:, 4, None] * unvoiced
     return _overlapped(np.fft.irfft(spectra, _FFT))
 
 
 def _overlapped(parts: Float[np.ndarray, "states W"]) -> Float[np.ndarray, " S"]:
-    """Returns the sum of parts, each of which begins `_HOP` samples after the one before."""
+    """Returns the overlap-add of parts, each of which starts `_HOP` samples after the previous one.
+
+    Parts are padded to whole hops, so that one addition per hop replaces one per part.
+    """
     count, width = parts.shape
     hops = -(-width // _HOP)
     parts = np.pad(parts, ((0, 0), (0, hops * _HOP - width))).reshape(count, hops, _HOP)
@@ -213,32 +216,32 @@ def _overlapped(parts: Float[np.ndarray, "states W"]) -> Float[np.ndarray, " S"]
 
 
 def _tract(formants: Float[np.ndarray, "states 3"], voice: Voice) -> np.ndarray:
-    """Returns the gain of the resonances at each frequency (states, F)."""
+    """Returns the gain of the four resonances at each frequency (states, F)."""
     fourth = np.full((len(formants), 1), _FOURTH * voice.tract)
-    centres = np.concatenate([formants, fourth], axis=1)[..., None]
-    ratio = _FREQUENCIES / centres
-    damping = ratio * _WIDTHS[:, None] / centres
+    centers = np.concatenate([formants, fourth], axis=1)[..., None]
+    ratio = _FREQUENCIES / centers
+    damping = ratio * _WIDTHS[:, None] / centers
     gains = np.square(1 - ratio * ratio) + np.square(damping)
     return (1 + _FREQUENCIES / 300) ** -voice.tilt / np.sqrt(gains.prod(axis=1))
 
 
-def _band(centres: Float[np.ndarray, " N"], widths: Float[np.ndarray, " N"]) -> np.ndarray:
-    """Returns the gain of a band of noise at each frequency (states, F)."""
-    return 3 * np.exp(-(((_FREQUENCIES - centres[:, None]) / widths[:, None]) ** 2))
+def _band(centers: Float[np.ndarray, " N"], widths: Float[np.ndarray, " N"]) -> np.ndarray:
+    """Returns the gain of the noise band at each frequency (states, F)."""
+    return 3 * np.exp(-(((_FREQUENCIES - centers[:, None]) / widths[:, None]) ** 2))
 
 
 def _recorded(
     sound: Float[np.ndarray, " S"], rng: np.random.Generator, snr: float
 ) -> Int16[np.ndarray, " S"]:
-    """Returns the sound in a room, with noise at this ratio in dB, at some loudness."""
-    seconds = rng.uniform(0.1, 0.5)  # until the reverberation has fallen by 60 dB
+    """Adds reverberation, and noise with this signal-to-noise ratio in dB; scales the loudness."""
+    seconds = rng.uniform(0.1, 0.5)  # RT60: the time in which reverberation decays by 60 dB
     times = np.arange(int(seconds * RATE)) / RATE
     room = rng.standard_normal(len(times)) * np.exp(-6.9 * times / seconds)
     room *= rng.uniform(0.05, 0.6) / np.sqrt(np.square(room).sum())
     room[0] += 1.0
     sound = signal.fftconvolve(sound, room)[: len(sound)]
-    colour = (1 + np.fft.rfftfreq(len(sound), 1 / RATE) / 200) ** -rng.uniform(0.0, 1.0)
-    noise = np.fft.irfft(np.fft.rfft(rng.standard_normal(len(sound))) * colour, len(sound))
+    color = (1 + np.fft.rfftfreq(len(sound), 1 / RATE) / 200) ** -rng.uniform(0.0, 1.0)
+    noise = np.fft.irfft(np.fft.rfft(rng.standard_normal(len(sound))) * color, len(sound))
     power = np.square(sound).mean() / np.square(noise).mean() / 10 ** (snr / 10)
     sound = sound + noise * np.sqrt(power)
     loudness: Float32[np.ndarray, " S"] = sound / np.abs(sound).max() * rng.uniform(0.2, 0.9)

@@ -1,19 +1,19 @@
-"""The store: a flat array of tokens or bytes, and small index arrays. It is built once, in parts.
+"""Token and record stores: a flat array of tokens or bytes with small index arrays, built in parts.
 
-A store is a folder on a disk or in a bucket:
+A store is built once and is a folder on a disk or in a bucket:
 
-    00000/          the first part, cut by the bytes of the text alone
+    00000/          the first part; its bounds depend only on the bytes of the text
         tokens/     uint16 or uint32, in chunks of 32 KiB and shards of 32 MiB
-        bytes/      uint8, in the place of tokens: the contents of byte records, one after the other
+        bytes/      uint8, instead of tokens: the concatenated contents of byte records
         <name>/     index arrays of the part (rows, numbers of records)
-        store.json  its metadata, the digests of files without a CRC, and its own digest
+        store.json  the metadata of the part, the digests of files without a CRC, and its own digest
     00001/          the next part
-    building        during a build: an interrupted build goes on with the parts that are missing
+    building        exists during a build; an interrupted build continues with the missing parts
     store.json      the metadata of the store and of each part, and its own digest
 
-The arrays are TensorStore's zarr3; each chunk and each shard's index has a CRC-32C. store.json is
-written last, so a store or a part is complete where it has that file. The folders of `cached_files`
-have the same store.json.
+The arrays are in TensorStore's zarr3 format, in which each chunk and each shard index has a
+CRC-32C. store.json is written last, so a store or a part is complete if and only if it has that
+file. The folders of `cached_files` have the same store.json.
 """
 
 import bisect
@@ -41,15 +41,17 @@ from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import doing, say, track
 from transformer_jax.storage import buckets, least_used
 
-FORMAT = 5  # Part of every key: a new layout leads to new folders.
+FORMAT = 5  # Part of every key, so that a new layout leads to new folders.
 CONTEXT = ts.Context()
-# Seconds for a small file. TensorStore itself would retry for a quarter of an hour.
+# Seconds that reading a small file may take. TensorStore alone would retry for a quarter of an
+# hour before it reports a bucket that can't be reached.
 _TIMEOUT = 60
+# How TensorStore's messages about damaged data begin.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND: chunk", "FAILED_PRECONDITION: Error reading")
 
 
 class DamagedStore(UserError):
-    """The content of a store differs from the content that was written."""
+    """The content of a store differs from what was written."""
 
     def __init__(self, path, detail):
         super().__init__(
@@ -59,10 +61,10 @@ class DamagedStore(UserError):
 
 @contextlib.contextmanager
 def storage_errors(path):
-    """Turns the errors of a disk or bucket into a UserError of one line, or a DamagedStore."""
+    """Turns errors of a disk or bucket into a UserError of one line, or into a DamagedStore."""
     try:
         yield
-    # TensorStore raises a TimeoutError without text, or a ValueError that begins with a code.
+    # TensorStore raises a TimeoutError without text, or a ValueError that starts with a code.
     except (OSError, ValueError) as error:
         detail = str(error).split(" [")[0] or f"no answer within {_TIMEOUT} seconds"
         if detail.startswith(_DAMAGE):
@@ -72,7 +74,7 @@ def storage_errors(path):
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path):
-    """Holds an advisory lock; the system releases it when the process ends."""
+    """Holds an advisory lock, which the operating system releases when the process exits."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "w")
@@ -82,14 +84,17 @@ def locked(path: pathlib.Path):
 
 
 class _SharedLock:
-    """An advisory lock that several processes hold; its file has the time of the latest."""
+    """An advisory lock that several processes may hold at the same time.
+
+    The modification time of the lock file is the time when it was last acquired.
+    """
 
     def __init__(self, path: pathlib.Path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
-            descriptor = os.open(path, os.O_RDONLY)  # of another user
+            descriptor = os.open(path, os.O_RDONLY)  # the file belongs to another user
         weakref.finalize(self, os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         os.utime(descriptor)
@@ -102,7 +107,7 @@ def sha256(content: bytes) -> str:
 class Folder:
     """A folder on a disk or in a bucket.
 
-    A sealed file begins with the digest of its content, which is verified when it is read.
+    A sealed file starts with the digest of its content, which is verified when the file is read.
     """
 
     def __init__(self, path: str | pathlib.Path):
@@ -122,7 +127,7 @@ class Folder:
         return (self._files / f"{name}/").url
 
     def part(self, number: int) -> "Folder":
-        """Returns the subfolder of a part."""
+        """Returns the subfolder of a part of the store."""
         return Folder(f"{self.path}/{number:05}")
 
     def names(self) -> list[str]:
@@ -134,9 +139,9 @@ class Folder:
         return self.read(name) is not None
 
     def read(self, name: str, sealed: bool = False) -> bytes | None:
-        """Returns the content of a file; None where there is no such file.
+        """Returns the content of a file, or None if there is no such file.
 
-        Raises DamagedStore for a sealed file whose content differs from its digest.
+        Raises DamagedStore if the content of a sealed file does not match its digest.
         """
         with storage_errors(self.path):
             entry = self._files.read(name).result(_TIMEOUT)
@@ -161,31 +166,34 @@ class Folder:
 
     @contextlib.contextmanager
     def exclusive(self):
-        """Lets the processes of one machine build one after the other.
+        """Lets only one process of a machine build the folder at a time.
 
-        A bucket has no locks: there the caller ensures that process 0 alone builds.
+        A bucket has no locks, so the caller must ensure that only process 0 builds there.
         """
         if not self.is_local:
             yield
             return
         with locked(self._beside("lock")):
-            # A killed write leaves these files, and TensorStore would not truncate them.
+            # A write that was killed leaves these files, which TensorStore would not truncate.
             for partial in self.path.rglob("*.__lock"):
                 partial.unlink()
             yield
 
     def hold(self) -> None:
-        """Protects the folder from `remove` as long as this object lives.
+        """Protects the folder from `remove` for the lifetime of this object.
 
-        The processes that hold it share a lock, which the system releases when they end.
+        The processes that hold it share a lock, which the system releases when they exit.
         """
-        # Whoever can't write beside the folder reads it without a lock.
+        # Without permission to write next to the folder, a process reads it without a lock.
         with contextlib.suppress(OSError):
             if self.is_local:
                 self._held = _SharedLock(self._beside("used"))
 
     def last_used(self) -> float | None:
-        """Returns when a folder on a disk was last held, or built, in seconds; None for others."""
+        """Returns the time when the folder was last held or built, in seconds since the epoch.
+
+        Returns None for a folder that never was, such as one in a bucket.
+        """
         for name in ("used", "lock"):
             with contextlib.suppress(FileNotFoundError):
                 return self._beside(name).stat().st_mtime
@@ -194,7 +202,7 @@ class Folder:
     def remove(self) -> bool:
         """Removes a folder on a disk.
 
-        Returns False where a process holds or builds it, or where it can't be removed.
+        Returns False if a process holds or builds it, or if it can't be removed.
         """
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, UserError):
             for name in ("lock", "used"):
@@ -210,7 +218,7 @@ class Folder:
 
     def clear(self) -> None:
         """Deletes all files."""
-        # First the files that would make a partly deleted folder look like more.
+        # store.json goes first, so that a partly deleted folder never looks complete.
         for name in self.names():
             if name.endswith("store.json"):
                 self.delete(name)
@@ -218,7 +226,7 @@ class Folder:
             self._files.delete_range(ts.KvStore.KeyRange()).result()
 
     def complete(self, metadata: dict, files: Iterable[str]) -> None:
-        """Writes store.json. It holds the digests of `files`, those that no CRC covers."""
+        """Writes store.json, with the digests of `files`, which are those that no CRC covers."""
         body = {
             "format": FORMAT,
             "meta": metadata,
@@ -227,7 +235,10 @@ class Folder:
         self.write("store.json", json.dumps(body).encode(), sealed=True)
 
     def open_complete(self) -> tuple[dict, dict[str, bytes]]:
-        """Returns the metadata and the files that store.json lists, after verifying them."""
+        """Verifies the files that store.json lists, and returns the metadata and these files.
+
+        Raises DamagedStore if store.json or a file is missing or does not match its digest.
+        """
         body = self.read("store.json", sealed=True)
         if not body:
             raise DamagedStore(self.path, "store.json: missing or empty")
@@ -239,8 +250,10 @@ class Folder:
         return description["meta"], files
 
 
-# Writing a part of a store, and reading a store: its tokens, or its bytes.
+# Writing a part of a store, and reading the tokens or bytes of a store.
 
+# A chunk is the unit of reading and a shard the unit of writing, which is one file. Small chunks
+# make random rows cheap to read, and large shards keep the number of files low.
 _CHUNK_BYTES = 2**15
 _SHARD_BYTES = 2**25
 _CACHED = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}}, CONTEXT)
@@ -251,7 +264,7 @@ def open_column(folder: Folder, name: str) -> ts.TensorStore:
     spec = {
         "driver": "zarr3",
         "kvstore": folder.url(name),
-        # A missing shard must not read as zeros.
+        # A missing shard is an error. By default, its values would read as zeros.
         "fill_missing_data_reads": False,
         "recheck_cached_data": "open",
     }
@@ -262,8 +275,8 @@ def open_column(folder: Folder, name: str) -> ts.TensorStore:
 class ColumnWriter:
     """An array in a part that is being built.
 
-    Writes whole shards, so that no shard is written twice. The values that do not fill a shard yet
-    stay in memory.
+    Only whole shards are written, so that no shard is written twice. Values that do not fill a
+    shard yet stay in memory.
     """
 
     def __init__(self, folder: Folder, name: str, dtype):
@@ -280,7 +293,7 @@ class ColumnWriter:
         self.size += len(values)
         count = (self.size - self.num_written) // self.shard * self.shard
         if count:
-            # The final size is not known yet.
+            # The final size is not known yet. `close` writes the metadata with the actual shape.
             self._write(count, {"shape": [2**60]}, open=True, assume_metadata=True)
 
     def close(self) -> None:
@@ -293,6 +306,7 @@ class ColumnWriter:
             "driver": "zarr3",
             "kvstore": self.folder.url(self.name),
             "metadata": self._metadata() | shape,
+            # Otherwise a shard of zeros would not be written, and would later seem to be missing.
             "store_data_equal_to_fill_value": True,
         }
         values = np.concatenate([np.zeros(0, self.dtype), *self._unwritten])
@@ -318,13 +332,13 @@ class ColumnWriter:
         }
 
 
-_OPENED_TOGETHER = 16  # parts, where an index array of all of them is read
+_OPENED_TOGETHER = 16  # parts opened in parallel when an index array of all parts is read
 
 
 class Writer:
-    """Fills a part of a store: its values and index arrays, each in order.
+    """Fills a part of a store with values and index arrays, each of them in order.
 
-    The values are tokens uint16 or uint32, or bytes uint8. `name` is their folder.
+    The values are tokens (uint16 or uint32) or bytes (uint8). `name` is the name of their folder.
     """
 
     def __init__(self, folder: Folder, name: str, dtype):
@@ -341,13 +355,13 @@ class Writer:
         self._columns[self._name].append(values)
 
     def array(self, name: str, values: np.ndarray) -> None:
-        """Appends to the index array `name`, which has the type of its first values."""
+        """Appends to the index array `name`, whose dtype is that of the first appended values."""
         if name not in self._columns:
             self._columns[name] = ColumnWriter(self._folder, name, np.asarray(values).dtype)
         self._columns[name].append(values)
 
     def finish(self, metadata: dict) -> dict:
-        """Declares the part complete, and returns its metadata: `metadata`, number of values."""
+        """Completes the part, and returns its metadata: `metadata` and the number of values."""
         for column in self._columns.values():
             column.close()
         metadata = {self._name: self.size, **metadata}
@@ -356,7 +370,7 @@ class Writer:
 
 
 class Numbering:
-    """Numbers that run on from part to part; `counts` are the numbers of each part."""
+    """Consecutive numbers of items across parts. `counts` are the numbers of items in each part."""
 
     def __init__(self, counts: Iterable[int]):
         self.starts = [0, *itertools.accumulate(counts)]
@@ -365,16 +379,17 @@ class Numbering:
         return self.starts[-1]
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Returns the part that holds `number`, and the number within the part."""
+        """Returns the part that contains item `number`, and the item's index within the part."""
         part = bisect.bisect_right(self.starts, number, hi=len(self.starts) - 1) - 1
         return part, number - self.starts[part]
 
 
 class Store:
-    """A complete store, opened for reading. Its parts are opened when they are read.
+    """A complete store, opened for reading. Its parts are opened when they are first read.
 
-    `meta` is its metadata and `parts` that of each part. The store stays in its cache while this
-    object lives. Raises DamagedStore where the content differs from what was written.
+    `meta` is the metadata of the store, and `parts` is the metadata of each part. The store is not
+    removed from its cache while this object exists. Raises DamagedStore if the content differs from
+    what was written.
     """
 
     def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
@@ -389,11 +404,11 @@ class Store:
         self._opened: list[ts.TensorStore | None] = [None] * len(self.parts)
 
     def __reduce__(self):
-        # Another process opens the store again.
+        # A process that unpickles the store opens it again.
         return Store, (self.path, self._name)
 
     def array(self, name: str) -> np.ndarray:
-        """Returns the index array `name` of all parts, one after the other."""
+        """Returns the index array `name`, concatenated over all parts."""
         with concurrent.futures.ThreadPoolExecutor(_OPENED_TOGETHER) as pool:
             numbers = range(len(self.parts))
             return np.concatenate([*pool.map(lambda part: self.part_array(part, name), numbers)])
@@ -404,8 +419,9 @@ class Store:
             return open_column(self._part(part), name)[:].read().result()
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Returns the values [start, stop) of each span, read in parallel."""
+        """Returns the values [start, stop) of each span, which are read in parallel."""
         with storage_errors(self.path):
+            # All reads are started before the first result is awaited.
             pieces = [self._pieces(int(start), int(stop)) for start, stop in spans]
             return [
                 np.concatenate([future.result() for future in futures])
@@ -415,7 +431,7 @@ class Store:
             ]
 
     def _pieces(self, start: int, stop: int) -> list[ts.Future]:
-        """Starts to read a span. Returns the values of each part that it crosses."""
+        """Starts reading a span. Returns one future for each part that it overlaps."""
         part, first = self.values.locate(start)
         futures = []
         while stop > self.values.starts[part + 1]:
@@ -430,7 +446,7 @@ class Store:
         return self._opened[part]
 
     def _part(self, part: int) -> Folder:
-        """Returns the folder of a part, after verifying it."""
+        """Verifies a part and returns its folder. Raises DamagedStore."""
         folder = self._folder.part(part)
         metadata, _ = folder.open_complete()
         if metadata != self.parts[part]:
@@ -438,24 +454,26 @@ class Store:
         return folder
 
 
-# Byte records in a store: of any length, each with the same whole numbers by name.
-_BLOCK_BYTES = 2**22  # written together
+# Byte records in a store. Records may have any length, and all have integers of the same names.
+_BLOCK_BYTES = 2**22  # written in one call
 _BLOCK_RECORDS = 2**12
 _PART_BYTES = 2**28  # an interrupted build repeats at most one part
 
 
 class Record(NamedTuple):
-    """One record: its bytes, and numbers such as {"label": 3}."""
+    """A record: its bytes, and integers by name, such as {"label": 3}."""
 
     content: bytes
     numbers: dict[str, int] = {}
 
 
 def fill_records(folder: Folder, read: Callable[[], Iterator[Record]]) -> None:
-    """Writes the records of `read()` into the parts that an interrupted build lacks.
+    """Writes the records of `read()`, and skips those in parts that already exist.
 
-    Raises UserError where a record has other numbers than the first.
+    Raises UserError if there are no records, or if a record has other number names than the first.
     """
+    # Unlike text, a source of records can't be divided in advance, so one process reads it in order
+    # and skips the records of the parts that exist.
     folder.write("building", b"")
     parts = _existing_parts(folder)
     count = sum(part["records"] for part in parts)
@@ -474,7 +492,7 @@ def fill_records(folder: Folder, read: Callable[[], Iterator[Record]]) -> None:
 
 
 def _existing_parts(folder: Folder) -> list[dict]:
-    """Returns the metadata of the parts that are complete; clears the one after them."""
+    """Returns the metadata of the complete parts, and clears the incomplete one after them."""
     parts = []
     while folder.part(len(parts)).has("store.json"):
         parts.append(folder.part(len(parts)).open_complete()[0])
@@ -483,7 +501,7 @@ def _existing_parts(folder: Folder) -> list[dict]:
 
 
 def _fill_part(folder: Folder, blocks: Iterator[list[Record]], earlier: list[dict]) -> dict | None:
-    """Writes the next part and returns its metadata; None where no record is left."""
+    """Writes the next part and returns its metadata, or None if no record is left."""
     block = next(blocks, None)
     if block is None:
         return None
@@ -509,7 +527,7 @@ def _fill_part(folder: Folder, blocks: Iterator[list[Record]], earlier: list[dic
 
 
 def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
-    """Yields records in lists of a few MiB, or of one larger record."""
+    """Yields records in lists of a few MiB; a larger record ends its list."""
     block, size = [], 0
     for record in records:
         block.append(record)
@@ -527,17 +545,17 @@ class Records:
     def __init__(self, path: str | pathlib.Path):
         self._store = Store(path, "bytes")
         self._numbering = Numbering(part["records"] for part in self._store.parts)
-        self._offsets: dict[int, np.ndarray] = {}  # of each part that was read
+        self._offsets: dict[int, np.ndarray] = {}  # by part, of the parts read so far
 
     def __len__(self) -> int:
         return len(self._numbering)
 
     def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Returns the bytes of these records, uint8 (length,) each, read in parallel."""
+        """Returns the bytes of these records, each uint8 (length,). They are read in parallel."""
         return self._store.read([self._span(int(number)) for number in numbers])
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Returns the bytes of a record, counted from the first byte of the store."""
+        """Returns the byte range of a record, as offsets into the whole store."""
         part, index = self._numbering.locate(number)
         if part not in self._offsets:
             self._offsets[part] = self._store.part_array(part, "offsets")
@@ -546,24 +564,25 @@ class Records:
         return first + start, first + stop
 
     def array(self, name: str) -> np.ndarray:
-        """Returns the number `name` of all records, int64 (N,)."""
+        """Returns the integer `name` of each record, int64 (N,)."""
         return self._store.array(f"number.{name}")
 
 
-# Stores and small files that are built once, under a key, and read from the cache later.
+# Stores and small files that are built once under a key, and later read from the cache.
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """The content of a token store.
+    """How the content of a token store is made.
 
     Attributes:
-      parts: returns the parts of a text, picklable values; called where the store is not complete.
-      fill: writes the tokens and arrays of a part, and returns its metadata; picklable. Equal parts
-        give equal tokens.
-      whole: returns the metadata of the store, of those of its parts. Raises UserError where the
-        store would be of no use.
-      title: names the work in progress lines.
+      parts: returns the parts of a text, which are picklable. It is called only if the store is not
+        complete.
+      fill: writes the tokens and index arrays of a part and returns its metadata. It must be
+        picklable, and equal parts must give equal tokens.
+      whole: returns the metadata of the store, given the metadata of all parts. Raises UserError if
+        the store would be useless.
+      title: describes the work in progress lines.
     """
 
     parts: Callable[[], Sequence]
@@ -575,15 +594,17 @@ class Content:
 def build(
     cache: str, name: str, key: dict, vocab_size: int, content: Content, *, rebuild: bool = False
 ) -> Store:
-    """Returns the token store of `key` below `cache`; builds the parts that do not exist.
+    """Returns the token store of `key` in `cache`; builds the parts that do not exist yet.
 
-    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://).
-    `key` is JSON-able and holds everything that decides the content. The processes of one machine
-    that need the same store wait for the first of them.
+    `cache` is a folder, or the URL of a bucket that TensorStore can open (gs://bucket/prefix,
+    s3://). `key` can be serialized as JSON and contains everything that the content depends on. If
+    several processes of a machine need the same store, one builds it and the others wait.
     """
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     folder = _folder(cache, name, key)
     team = current()
+    # The name contains the digest of the key. If the keys of processes differ, so do their text or
+    # their settings, and the parts that they build would not belong to one store.
     team.agree({f"the folder of {content.title}": folder.name})
     if team.share(_is_complete(folder, rebuild)):
         return Store(folder.path)
@@ -604,18 +625,18 @@ class _Job:
     def __call__(self, numbered: tuple[int, Any]) -> None:
         number, part = numbered
         folder = Folder(self.path).part(number)
-        # A worker may be given a part that another one has built.
+        # A runner may repeat a part that another worker has already built.
         if not folder.has("store.json"):
             writer = Writer(folder, "tokens", self.dtype)
             writer.finish(self.fill(writer, part))
 
     def report(self, numbered: tuple[int, Any], error: UserError) -> None:
-        """Leaves the reason why a part can't be built, for the process that completes the store."""
+        """Writes the reason why a part can't be built, for the process that completes the store."""
         Folder(self.path).part(numbered[0]).write("error", str(error).encode())
 
 
 def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
-    """Builds the missing parts of a token store, and completes it."""
+    """Builds the missing parts of a token store, and then completes it."""
     team = current()
     numbered = list(enumerate(content.parts()))
     missing = team.share(_missing(folder, len(numbered)) if team.leads else None)
@@ -632,18 +653,18 @@ def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
 
 
 def _missing(folder: Folder, count: int) -> list[int]:
-    """Returns the numbers of the parts that do not exist, after clearing what is left of them."""
+    """Returns the numbers of the missing parts, and clears the remains of interrupted ones."""
     names = folder.names()
     complete = {name.partition("/")[0] for name in names if name.endswith("/store.json")}
     for part in {name.partition("/")[0] for name in names if "/" in name} - complete:
         Folder(f"{folder.path}/{part}").clear()
-    # A bucket that refuses writes is reported before the work begins.
+    # A bucket that refuses writes should be reported before the work starts.
     folder.write("building", b"")
     return [number for number in range(count) if f"{number:05}" not in complete]
 
 
 def _complete(folder: Folder, count: int, whole: Callable[[list[dict]], dict]) -> None:
-    """Writes the list of all parts. Raises UserError where a part is not there."""
+    """Writes the store.json of a store. Raises UserError if a part is missing."""
     parts = []
     for number in range(count):
         part = folder.part(number)
@@ -666,10 +687,11 @@ def build_records(
     *,
     rebuild: bool = False,
 ) -> Records:
-    """Returns the byte records of `key` below `cache`; builds the parts that do not exist.
+    """Returns the byte records of `key` in `cache`; builds the parts that do not exist yet.
 
-    `read` returns all records from the first, in the same order each time. The rest is as for
-    `build`. Raises UserError where there are no records, or where their numbers differ by name.
+    `read` returns all records, starting with the first, and in the same order each time. The other
+    arguments are the same as for `build`. Raises UserError if there are no records, or if they have
+    different number names.
     """
     folder = _folder(cache, name, key)
     _make(folder, lambda: fill_records(folder, read), rebuild)
@@ -684,16 +706,16 @@ def cached_files(
     *,
     rebuild: bool = False,
 ) -> dict[str, bytes]:
-    """Returns the small files of `key` below `cache`; makes all of them where they do not exist.
+    """Returns the small files of `key` in `cache`; makes all of them if they do not exist.
 
-    `cache` and `key` are those of `build`.
+    `cache` and `key` are the same as for `build`.
     """
     folder = _folder(cache, name, key)
 
     def write() -> None:
         folder.clear()
         if not folder.is_local:
-            # A bucket that refuses writes is reported before the work begins.
+            # A bucket that refuses writes should be reported before the work starts.
             folder.write("building", b"")
         files = make()
         for file, content in files.items():
@@ -706,7 +728,7 @@ def cached_files(
 
 
 def _folder(cache: str, name: str, key: dict) -> Folder:
-    """Returns the folder of `key`. It is not removed from the cache while the result lives."""
+    """Returns the folder of `key`, which stays in the cache while the returned object exists."""
     digest = sha256(json.dumps({"format": FORMAT, **key}, sort_keys=True).encode())[:16]
     folder = Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
     folder.hold()
@@ -718,9 +740,10 @@ def _is_complete(folder: Folder, rebuild: bool) -> bool:
 
 
 def _make(folder: Folder, write: Callable[[], None], rebuild: bool) -> None:
-    """Calls `write` where the folder is not complete.
+    """Calls `write` if the folder is not complete.
 
-    Where processes build together, the leading one has done so before the others come here.
+    If several processes build together, only the leading one writes; the others get here after it
+    has finished, and raise UserError if they don't see its files.
     """
     if _is_complete(folder, rebuild):
         return
@@ -740,9 +763,9 @@ def _not_shared(folder: Folder) -> UserError:
 
 @contextlib.contextmanager
 def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
-    """The leading process holds the folder's lock, and clears the folder to build it again.
+    """Gives the leading process exclusive access, and clears the folder first for a rebuild.
 
-    Afterwards it removes what others have built, where the cache has become too large.
+    Afterwards, the leading process removes old stores if the cache has become too large.
     """
     if not current().leads:
         yield
@@ -755,17 +778,17 @@ def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
         keep_small(folder.path.parent)
 
 
-# Only a cache on a disk is limited. Buckets have their own rules for old objects.
+# Only a cache on a disk is limited, because buckets have lifecycle rules for old objects.
 LIMIT = "TRANSFORMER_JAX_STORES_GB"
 _BYTES = 200e9
 _SHARE = 0.5  # of the disk
 
 
 def keep_small(cache: pathlib.Path) -> None:
-    """Removes the least recently used stores of a folder, beyond the limit.
+    """Removes the least recently used stores of a cache folder until it is within the limit.
 
-    No store is removed that a process has open, or builds. What is removed is built again where it
-    is needed.
+    A store that a process has open or is building is never removed. A removed store is built again
+    when it is needed.
     """
     most = least_used.limit(LIMIT, min(_BYTES, _SHARE * shutil.disk_usage(cache).total))
     removed = least_used.remove(_entries(cache), most, lambda path: Folder(path).remove())
@@ -786,46 +809,46 @@ def _size(path: pathlib.Path) -> int:
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            # Another process may have removed it.
+            # Another process may have removed the file in the meantime.
             with contextlib.suppress(FileNotFoundError):
                 size += os.path.getsize(os.path.join(folder, name))
     return size
 
 
-# Who builds the parts of a store: this process, the processes of a job, or an Apache Beam runner.
+# Workers that build the parts of a store: this process, the processes of a job, or Apache Beam.
 #
-# The parts are independent, so the store does not depend on the workers.
+# The parts are independent of each other, so the store is the same for any number of workers.
 
 
 class Job(Protocol):
-    """Builds a part of a store; picklable."""
+    """Builds a part of a store. Must be picklable."""
 
     def __call__(self, part: Any) -> None: ...
 
     def report(self, part: Any, error: UserError) -> None:
-        """Leaves the reason why a part can't be built, for the process that completes the store."""
+        """Writes the reason why a part can't be built, for the process that completes the store."""
 
 
 class Alone:
-    """This process builds all parts in turn."""
+    """Builds all parts in this process, one after the other."""
 
-    leads = True  # this process completes the stores
+    leads = True  # whether this process completes the stores
 
     def agree(self, values: dict[str, Any]) -> None:
-        """Raises UserError where a process has other values than the leading one."""
+        """Raises UserError if a process has other values than the leading one."""
 
     def share(self, value: Any) -> Any:
-        """Returns the `value` of the leading process. It must have a form in JSON."""
+        """Returns the `value` of the leading process, which must be serializable as JSON."""
         return value
 
     def run(self, job: Job, parts: Sequence, title: str) -> None:
-        """Calls `job` for each part, and returns when all parts are built."""
+        """Calls `job` for each part, and returns after all parts have been built."""
         for part in track(parts, f"{title} (parts)", len(parts)):
             job(part)
 
 
 class Processes(Alone):
-    """The processes of a job share the parts: process i of N builds the parts i, i + N, ..."""
+    """Divides the parts among the processes of a job: process i of N builds parts i, i + N, ..."""
 
     def __init__(self):
         self.leads = hosts.index() == 0
@@ -834,7 +857,7 @@ class Processes(Alone):
 
     def run(self, job, parts, title):
         super().run(job, parts[hosts.index() :: hosts.count()], title)
-        hosts.agree({})  # all have built their parts
+        hosts.agree({})  # a barrier: waits until all processes have built their parts
 
 
 _current = Alone()
@@ -846,22 +869,23 @@ def current() -> Alone:
 
 @contextlib.contextmanager
 def using(workers: Alone) -> Iterator[None]:
-    """In the context, `workers` build the stores."""
+    """Within the context, `workers` build the stores."""
     global _current
-    before, _current = _current, workers
+    previous, _current = _current, workers
     try:
         yield
     finally:
-        _current = before
+        _current = previous
 
 
-# Parts built by Apache Beam: on its direct runner, on Dataflow, Flink or Spark.
+# Building parts with Apache Beam, on its direct runner or on Dataflow, Flink or Spark.
 
 
 class Beam(Alone):
-    """A pipeline of `runner` builds the parts; `options` are its own, KEY=VALUE each.
+    """Builds the parts in an Apache Beam pipeline on `runner`.
 
-    The store and the text lie on storage that all workers reach.
+    `options` are options of the runner, each as KEY=VALUE. The store and the text must be on
+    storage that all workers can reach. Raises UserError if Apache Beam is not installed.
     """
 
     def __init__(self, runner: str, options: Sequence[str] = ()):
@@ -880,17 +904,21 @@ class Beam(Alone):
             options = pipeline_options.PipelineOptions(self._options, runner=self._runner)
             with beam.Pipeline(options=options) as pipeline:
                 numbered = pipeline | beam.Create(parts)
-                # Without it, a runner would fuse the steps, and one worker would build all parts.
+                # Without the reshuffle, a runner would fuse the two steps, and a single worker
+                # would build all parts.
                 spread = numbered | beam.Reshuffle()
                 _ = spread | title >> beam.Map(_Reporting(job))
-        except Exception as error:  # Each runner raises its own.
+        except Exception as error:  # Each runner raises its own exceptions.
             line = " ".join(f"{type(error).__name__}: {error}".split())
             raise RunError(f"--beam_runner={self._runner}: {line[:500]}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reporting:
-    """Builds a part. Leaves the user's mistakes to the process that completes the store."""
+    """Builds a part, and reports a UserError to the process that completes the store.
+
+    An exception would make some runners retry the part, although a user's mistake fails each time.
+    """
 
     job: Job
 

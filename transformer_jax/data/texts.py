@@ -1,4 +1,4 @@
-"""Running texts as `config.data` names them, and rows that are windows of them."""
+"""Running text from the sources that `config.data` names, and rows that are windows of it."""
 
 import abc
 import dataclasses
@@ -20,12 +20,12 @@ from transformer_jax.data.tokenizers.training import Sample
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# The texts of language models and of denoising: the splits of a text, or of a mixture.
+# The texts of language modeling and denoising: the splits of one text, or a mixture of texts.
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedTexts:
-    """The texts that `config.data` names. A subclass makes rows of them."""
+    """The texts that `config.data` names. Subclasses define the rows."""
 
     config: ConfigDict
 
@@ -35,11 +35,11 @@ class MixedTexts:
         return documents.mixture(self.config.data)
 
     def training_text(self) -> documents.Concatenation:
-        """Returns all training texts, one after the other."""
+        """Returns the concatenation of all training texts."""
         return documents.Concatenation(tuple(text for text, _ in self.mixture))
 
     def text(self, split: str):
-        """Returns the documents of a split; None where `config.data` names none."""
+        """Returns the documents of a split, or None if `config.data` names none."""
         return documents.open_documents(self.config.data, split)
 
     def fingerprint(self) -> dict:
@@ -49,7 +49,10 @@ class MixedTexts:
         return content
 
     def check_streams(self, user: str) -> None:
-        """Raises UserError for keys that do not go with the streams that the key `user` needs."""
+        """Raises UserError for config keys that can't be combined with streams.
+
+        `user` is the key that requires the streams, for the message.
+        """
         for key in ("data.mixture", "train.first_batch", "decode.stride"):
             section, _, name = key.partition(".")
             if value := self.config[section][name]:
@@ -61,7 +64,10 @@ class MixedTexts:
     def train_rows(
         self, component: Callable[[Any, str, int], rows.Component], order: str = "shuffled"
     ) -> rows.TrainRows:
-        """Returns the rows of all training texts, from component(text, its name, its number)."""
+        """Returns the rows of all training texts, mixed by weight.
+
+        `component(text, name, number)` returns the rows of one text.
+        """
         texts = [text for text, _ in self.mixture]
         names = ["train"] if len(texts) == 1 else [f"train-{n}" for n in range(len(texts))]
         components = [
@@ -72,16 +78,12 @@ class MixedTexts:
 
 
 # --------------------------------------------------------------------------------------------------
-# The text of a task that reads one: the splits that `config.data` names.
+# The text of a task that does not mix texts: the splits that `config.data` names.
 
 
 @dataclasses.dataclass(frozen=True)
 class SingleText:
-    """The splits of a text. A subclass makes rows of them.
-
-    Attributes:
-      config: the config of the run.
-    """
+    """The splits of one text. Subclasses define the rows."""
 
     config: ConfigDict
 
@@ -92,9 +94,9 @@ class SingleText:
         return {"train": self.text("train").fingerprint()}
 
     def text(self, split: str):
-        """Returns the documents of a split; None where `config.data` names none.
+        """Returns the documents of a split, or None if `config.data` names none.
 
-        Raises UserError where there is no training text.
+        Raises UserError if there is no training text.
         """
         text = documents.open_documents(self.config.data, split)
         if text is None and split == "train":
@@ -103,11 +105,11 @@ class SingleText:
 
 
 class OneComponent(SingleText, abc.ABC):
-    """The splits of a text, each with rows of one kind and random numbers of its own."""
+    """The splits of one text, each with rows of one kind and with its own random numbers."""
 
     @abc.abstractmethod
     def component(self, split: str, tokenizer) -> rows.Component:
-        """Returns the rows of a split. The first call tokenises the text."""
+        """Returns the rows of a split. The first call tokenizes the text."""
 
     def train(self, tokenizer) -> rows.TrainRows:
         return rows.train_rows(
@@ -123,13 +125,15 @@ class OneComponent(SingleText, abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# The number of times that each token occurs in a token store.
+# Token counts of a token store.
 
-_TOGETHER = 2**24  # tokens read at once
+_TOGETHER = 2**24  # tokens in one read
 
 
 def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.ndarray:
-    """Returns the count of each token (V,). The store is counted once; the cache has the counts."""
+    """Returns the count of each token (V,). The store is counted once; the counts are cached."""
+    # Counting is written as the construction of a store, so that its parts are counted by the same
+    # workers, in parallel, and an interrupted count continues.
     content = store.Content(
         parts=lambda: range(len(stored.parts)),
         fill=functools.partial(_fill_counts, stored=stored, vocab_size=vocab_size),
@@ -144,10 +148,10 @@ def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.nd
 
 
 def _fill_counts(writer: store.Writer, part: int, stored: store.Store, vocab_size: int) -> dict:
-    """Writes the counts of a part. It has no tokens of its own."""
+    """Writes the counts of a part as an index array; the part itself has no tokens."""
     counts = np.zeros(vocab_size, np.int64)
-    begin, end = stored.values.starts[part : part + 2]
-    for start in range(begin, end, _TOGETHER):
+    first, end = stored.values.starts[part : part + 2]
+    for start in range(first, end, _TOGETHER):
         (tokens,) = stored.read([(start, min(start + _TOGETHER, end))])
         counts += np.bincount(tokens, minlength=vocab_size)
     writer.array("counts", counts)
@@ -155,20 +159,24 @@ def _fill_counts(writer: store.Writer, part: int, stored: store.Store, vocab_siz
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of causal language models: windows of a text that is stored as one stream of tokens.
-#
-# Each document of the stream ends with `eos_id`.
+# Rows of causal language models: windows of a text that is stored as one stream of tokens, in which
+# each document ends with `eos_id`.
 
-_CHARACTERS_PER_BLOCK = 2**21  # tokenised together
+_CHARACTERS_PER_BLOCK = 2**21  # tokenized in one call
 
 
 class Windows:
-    """Rows of L tokens and of the tokens that follow each of them.
+    """Training rows: L consecutive tokens, and the next token of each as its label.
 
-    An epoch tiles the text with windows from a random offset, which is drawn from (seed, phase,
-    component, epoch). Keys, int32 (L,): tokens, labels, weights (1), and with `mask_documents`
-    positions and segment_ids. Row n + 1 continues row n. With `restarts`, for models that carry a
-    state from row to row, that key takes the place of positions and segment_ids.
+    An epoch tiles the text with consecutive windows that start at a random offset, which is drawn
+    from (seed, phase, component, epoch), so that each epoch cuts the text at other tokens. Row
+    n + 1 continues row n.
+
+    Keys, int32 (L,): tokens, labels, weights (all 1), and with `mask_documents` positions and
+    segment_ids. With `restarts`, for models that carry a state from row to row, the key "restarts"
+    replaces positions and segment_ids.
+
+    Raises UserError if the text has no more than L tokens.
     """
 
     def __init__(
@@ -193,27 +201,31 @@ class Windows:
             )
 
     def __len__(self) -> int:
+        # One window fewer than would fit, because the random offset may skip almost one of them.
         return max(self.size // self.length - 1, 1)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         starts = [number * self.length + self._offset(epoch) for number, epoch in numbers]
+        # One token more than a row, because labels are the tokens shifted by one position.
         spans = self.store.read([(start, start + self.length + 1) for start in starts])
         weights = np.ones(self.length)
         return [_row(span, weights, self._separator, self.restarts) for span in spans]
 
     def _offset(self, epoch: int) -> int:
-        # A text shorter than two windows leaves less room.
+        # A text shorter than two windows leaves room for fewer offsets.
         num_offsets = min(self.length, self.size - self.length)
         seed = np.random.SeedSequence((*self.key, epoch))
         return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
 
 
 class SlidingWindows:
-    """Rows that together predict every token of the text once.
+    """Evaluation rows that together predict every token of the text exactly once.
 
-    Each row predicts `stride` more tokens; its earlier tokens are context. The first token is
-    predicted from `eos_id`. Keys as those of Windows; weights are 1 for the predicted tokens. Where
-    `stride` is `length`, row n + 1 continues row n.
+    The first row predicts `length` tokens, and each further row the next `stride` tokens; the
+    tokens before them are only context. A smaller stride gives more context to each prediction, at
+    the cost of more rows. The first token of the text is predicted from `eos_id`. The keys are the
+    same as in `Windows`, and weights are 1 for the predicted tokens. If `stride` equals `length`,
+    row n + 1 continues row n.
     """
 
     def __init__(
@@ -243,7 +255,7 @@ class SlidingWindows:
         return [self._window(start, span) for start, span in zip(label_starts, spans)]
 
     def _window(self, start: int, span: np.ndarray) -> Row:
-        """Returns the row whose first label is token `start` of the text."""
+        """Returns the row whose first label is the token at index `start` of the text."""
         if start == 0:
             span = np.concatenate([[self.store.meta["eos_id"]], span])
         num_context = 0 if start == 0 else self.length - self.stride
@@ -255,13 +267,16 @@ class SlidingWindows:
 
 
 def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts: bool) -> Row:
-    """Returns the row of L + 1 tokens. `separator` ends documents that must not see each other.
+    """Returns the row for a span of L + 1 tokens.
 
-    With `restarts`, the row has that key, for a model whose state passes from row to row.
+    If `separator` is not None, it ends documents that must not attend to each other: with
+    `restarts`, for a model that carries its state from row to row, the row has that key; otherwise
+    it has positions and segment_ids.
     """
     tokens = span[:-1]
     row = {"tokens": tokens, "labels": span[1:], "weights": weights}
-    # The end of a document counts to the next one, whose first token it predicts.
+    # The end token of a document belongs to the next document as its input, because the first token
+    # of that document is predicted from it.
     if restarts:
         none = np.zeros(len(tokens))
         row["restarts"] = none if separator is None else tokens == separator
@@ -275,17 +290,17 @@ def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts:
 
 
 def tokenised(text, data, tokenizer, name: str) -> store.Store:
-    """Returns the token store of a text; builds the parts of it that do not exist.
+    """Returns the token store of a text; builds the parts that do not exist yet.
 
-    `text` has parts, iterables of documents, and a fingerprint. The store's metadata count tokens
-    (ends included), documents, bytes and characters.
+    `text` has a fingerprint and parts, which are iterables of documents. The metadata of the store
+    count tokens (including the end tokens), documents, bytes and characters.
     """
     key = {"text": text.fingerprint(), "tokenizer": tokenizer.fingerprint()}
     content = store.Content(
         parts=text.parts,
         fill=functools.partial(_fill, tokenizer=tokenizer),
         whole=functools.partial(_whole, name=name, eos_id=tokenizer.eos_id),
-        title=f"tokenising {name}",
+        title=f"tokenizing {name}",
     )
     stored = store.build(
         data.cache, f"text-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
@@ -299,7 +314,7 @@ def tokenised(text, data, tokenizer, name: str) -> store.Store:
 
 
 def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str, int]:
-    """Writes the tokens of a part, and returns its counts."""
+    """Writes the tokens of a part and returns its counts."""
     counts = {"documents": 0, "bytes": 0, "characters": 0}
     for block in blocks(documents):
         writer.append(encoded(block, tokenizer))
@@ -310,13 +325,13 @@ def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str
 
 
 def encoded(documents: list[str], tokenizer) -> UInt32[np.ndarray, " N"]:
-    """Returns the tokens of documents, each with its end."""
+    """Returns the concatenated tokens of documents, each followed by its end token."""
     ids = tokenizer.encode(documents)
     return np.concatenate([np.array([*each, tokenizer.eos_id], np.uint32) for each in ids])
 
 
 def _whole(parts: list[dict], name: str, eos_id: int) -> dict[str, int]:
-    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    """Returns the metadata of a store. Raises UserError if the text has no documents."""
     counts = sums(parts, ("tokens", "documents", "bytes", "characters"))
     if not counts["documents"]:
         raise UserError(f"config.data: the {name} text has no document that is not empty")
@@ -324,12 +339,15 @@ def _whole(parts: list[dict], name: str, eos_id: int) -> dict[str, int]:
 
 
 def sums(parts: list[dict], names: Iterable[str]) -> dict[str, int]:
-    """Returns the sums of these counts over all parts."""
+    """Returns the sum of each of these counts over all parts."""
     return {name: sum(part[name] for part in parts) for name in names}
 
 
 def blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yields the texts in lists of about _CHARACTERS_PER_BLOCK characters."""
+    """Yields the texts in lists of about _CHARACTERS_PER_BLOCK characters.
+
+    A list is large enough to keep the tokenizer's threads busy, and small enough for the memory.
+    """
     block = []
     size = 0
     for text in texts:
@@ -344,21 +362,22 @@ def blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of a causal language model: windows of the texts that `config.data` names.
+# The rows of causal language models for the texts that `config.data` names.
 
 
 @dataclasses.dataclass(frozen=True)
 class TextWindows(MixedTexts):
-    """Rows of `length` tokens from the splits of a text, and from a mixture of training texts.
+    """Rows of `length` tokens from the splits of a text, or from a mixture of training texts.
 
-    With `carries`, the rows of an update continue those of the update before, as streams.
+    With `carries`, rows are in streams: each row of an update continues the same row of the
+    previous update, so that a model can carry its state across updates.
     """
 
     length: int
     carries: bool = False
 
     def train(self, tokenizer) -> rows.TrainRows:
-        """Returns the training rows. The first call tokenises the texts."""
+        """Returns the training rows. The first call tokenizes the texts."""
         data = self.config.data
 
         def component(text, name: str, number: int) -> Windows:
@@ -369,7 +388,10 @@ class TextWindows(MixedTexts):
         return self.train_rows(component, "stream" if self.carries else "shuffled")
 
     def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
-        """Returns tokens for n-gram models: the training text, or a `Sample` of so many bytes."""
+        """Returns the tokens that n-gram models count.
+
+        They are the whole training text, or a `Sample` of `num_bytes` bytes of a larger text.
+        """
         sample = Sample(self.training_text(), num_bytes)
         encodings = [encoded(block, tokenizer) for block in blocks(sample)]
         if not sample.is_whole:
@@ -377,10 +399,10 @@ class TextWindows(MixedTexts):
         return np.concatenate(encodings)
 
     def evaluation(self, tokenizer, split: str, stride: int | None = None) -> rows.EvalRows:
-        """Returns rows that predict each token of a split once, `stride` more tokens a row.
+        """Returns rows that predict each token of a split once, `stride` tokens per row.
 
-        The default of `stride` is the length of a row. With `carries` it is always that, because
-        the carry has read the tokens before.
+        `stride` defaults to the length of a row. With `carries`, it always is the length of a row,
+        because the carried state has already read the context.
         """
         data = self.config.data
         tokens = tokenised(self.text(split), data, tokenizer, split)
@@ -395,15 +417,16 @@ class TextWindows(MixedTexts):
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of a text for two language models, one of which reads it from its end to its beginning.
+# Rows of a text for two language models, of which one reads it forward and one backward (ELMo).
 
 
 @dataclasses.dataclass(frozen=True)
 class Reversed:
-    """A stored text in reverse order: as in the text itself, an end follows each document.
+    """A stored text in reverse order, in which an end token still follows each document.
 
-    The text has an end behind each document, so in reverse the ends would precede them. The last
-    end therefore moves to the other side.
+    In the stored text, each document is followed by its end token, which would precede the document
+    in plain reverse order. Moving the last end token of the text to the other side puts one after
+    each document again.
     """
 
     store: Store
@@ -415,22 +438,24 @@ class Reversed:
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Returns the tokens [start, stop) of each span."""
         size = self.meta["tokens"]
-        # Token p in this order is number size - 2 - p of the text, and the last one is the end.
-        of_text = [(max(size - 1 - stop, 0), size - 1 - start) for start, stop in spans]
+        # In this order, the token at index p is the one at size - 2 - p of the text, except for the
+        # last one, which is the end token.
+        forward_spans = [(max(size - 1 - stop, 0), size - 1 - start) for start, stop in spans]
         end = [self.meta["eos_id"]]
         return [
             np.concatenate([tokens[::-1], end]) if stop == size else tokens[::-1]
-            for tokens, (_, stop) in zip(self.store.read(of_text), spans)
+            for tokens, (_, stop) in zip(self.store.read(forward_spans), spans)
         ]
 
 
 @dataclasses.dataclass(frozen=True)
 class BothWays:
-    """Rows of both orders. The last axis of labels, weights and restarts is the order.
+    """Rows of both directions. The last axis of labels, weights and restarts is the direction.
 
-    `forward` and `backward` are rows of `windows`. `characters` (V, C) are those of the words, and
-    the tokens of a row are (L, 2, C). Row n + 1 of each order continues row n, so the backward row
-    n is from another place of the text than the forward row n.
+    `forward` and `backward` are windows of the text and of the reversed text. `characters` (V, C)
+    are the characters of each word, and the tokens of a row are (L, 2, C). Row n + 1 of each
+    direction continues row n, so the backward row n is from another part of the text than the
+    forward row n.
     """
 
     forward: Component
@@ -455,39 +480,39 @@ class BothWays:
 
 @dataclasses.dataclass(frozen=True)
 class BothWaysTexts(MixedTexts):
-    """Rows of `length` words in each order. The rows of an update continue those before it."""
+    """Rows of `length` words in each direction, in streams that updates continue."""
 
     length: int
     max_characters: int
 
     def train(self, tokenizer) -> TrainRows:
-        """Returns the training rows. The first call tokenises the texts."""
+        """Returns the training rows. The first call tokenizes the texts."""
         data = self.config.data
 
         def component(text, name: str, number: int) -> BothWays:
             tokens = tokenised(text, data, tokenizer, name)
             key = (data.seed, 0, number)
 
-            def of(stored):
+            def windows(stored):
                 return Windows(stored, self.length, data.mask_documents, key, restarts=True)
 
-            return self._both(of, tokens, tokenizer)
+            return self._both(windows, tokens, tokenizer)
 
         return self.train_rows(component, "stream")
 
     def evaluation(self, tokenizer, split: str) -> EvalRows:
-        """Returns rows that predict each token of a split once in each order."""
+        """Returns rows that predict each token of a split once in each direction."""
         data = self.config.data
         tokens = tokenised(self.text(split), data, tokenizer, split)
 
-        def of(stored):
+        def windows(stored):
             return SlidingWindows(
                 stored, self.length, self.length, data.mask_documents, restarts=True
             )
 
-        return EvalRows(self._both(of, tokens, tokenizer), order="stream")
+        return EvalRows(self._both(windows, tokens, tokenizer), order="stream")
 
-    def _both(self, of, tokens: Store, tokenizer) -> BothWays:
-        """Returns the rows of a text from those of each order, `of(store)`."""
+    def _both(self, windows, tokens: Store, tokenizer) -> BothWays:
+        """Returns the rows of both directions. `windows(store)` returns the rows of one of them."""
         characters = tokenizer.spelled(self.max_characters).table
-        return BothWays(of(tokens), of(Reversed(tokens)), characters)
+        return BothWays(windows(tokens), windows(Reversed(tokens)), characters)

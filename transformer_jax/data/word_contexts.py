@@ -1,4 +1,4 @@
-"""Rows of words in their contexts: windows, single sentences, and counts of pairs."""
+"""Rows for word vectors: windows of words, single sentences, and co-occurrence counts."""
 
 import dataclasses
 import functools
@@ -15,9 +15,9 @@ from transformer_jax.data.rows import Row, generator, padded, philox_key
 
 
 class SentenceRows:
-    """Rows [CLS] sentence [SEP] of at most L tokens. A longer sentence is cut at its end.
+    """Rows [CLS] sentence [SEP] of at most L tokens. A longer sentence is truncated.
 
-    Keys, int32: tokens, segment_ids, weights (L,), 1 for known words; noise (K,).
+    Keys, int32: tokens, segment_ids, weights (L,), which is 1 for known words; noise (K,).
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class SentenceRows:
 
 @dataclasses.dataclass(frozen=True)
 class Sentences(texts.OneComponent):
-    """The rows of the splits of a text. Its keys are those of `config.task`."""
+    """Rows of single sentences of a text. The fields are the same as in `config.task`."""
 
     length: int
     noise: int
     vocab_size: int
 
     def component(self, split: str, tokenizer) -> SentenceRows:
-        """Returns the rows of a split. The counts are those of the training text."""
+        """Returns the rows of a split. Noise words follow their counts in the training text."""
         data = self.config.data
 
         def tokenised(name: str) -> store.Store:
@@ -82,30 +82,31 @@ class Sentences(texts.OneComponent):
 # --------------------------------------------------------------------------------------------------
 # Noise words of negative sampling, and subsampling of frequent words (Mikolov et al. 2013).
 
-_POWER = 0.75  # of the counts, in the distribution of noise words
+_POWER = 0.75  # exponent of the counts in the distribution of noise words
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseWords:
-    """Words drawn in proportion to their counts to the power of 3/4 (section 2.2)."""
+    """A distribution over words proportional to their counts to the power of 3/4 (section 2.2)."""
 
-    cumulative: Float[np.ndarray, " V"]  # the sums of the weights
+    cumulative: Float[np.ndarray, " V"]  # cumulative sums of the weights
 
     @classmethod
     def of(cls, counts: Int[np.ndarray, " V"]) -> "NoiseWords":
         return cls(np.cumsum(counts.astype(np.float64) ** _POWER))
 
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns the ids of words that are drawn with replacement, int32 of this shape."""
-        places = random.random(shape) * self.cumulative[-1]
-        return np.searchsorted(self.cumulative, places, side="right").astype(np.int32)
+        """Draws word ids with replacement, int32 of this shape, by inverting the distribution."""
+        draws = random.random(shape) * self.cumulative[-1]
+        return np.searchsorted(self.cumulative, draws, side="right").astype(np.int32)
 
 
 def keep_probabilities(counts: Int[np.ndarray, " V"], sample: float) -> Float[np.ndarray, " V"]:
-    """Returns the probability that an occurrence of each word stays in the text.
+    """Returns the probability that subsampling keeps an occurrence of each word.
 
-    It is (sqrt(f / s) + 1) s / f of a word with the share f of the text, as in the published code.
-    The paper's equation 5 has sqrt(s / f). s is `sample`; 0: all words stay.
+    For a word whose share of the text is f, and with s = `sample`, it is (sqrt(f / s) + 1) s / f,
+    as in the published code; equation 5 of the paper has sqrt(s / f) instead. With `sample` 0, all
+    words are kept.
     """
     if not sample:
         return (counts > 0).astype(np.float64)
@@ -115,24 +116,25 @@ def keep_probabilities(counts: Int[np.ndarray, " V"], sample: float) -> Float[np
 
 
 def word_counts(counts: Int[np.ndarray, " V"], special: np.ndarray) -> Int[np.ndarray, " V"]:
-    """Returns the counts of the tokens of a vocabulary, 0 for those that are special."""
+    """Returns the counts, with the counts of special tokens set to 0."""
     counts = counts.copy()
     counts[: len(special)][special] = 0
     return counts
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of word vectors: words of a text, with windows and noise words drawn anew each epoch.
+# Rows for word2vec: the words of a text, with windows and noise words that each epoch draws anew.
 
 
 class WordWindows:
-    """Rows of at most L words that follow each other in a text.
+    """Rows of at most L consecutive words of a text.
 
-    Frequent words are subsampled, and unknown ones left out, before windows are taken, as in the
-    published code of Mikolov et al. 2013. A row reads as many tokens as have L words on average.
+    As in the published code of Mikolov et al. 2013, frequent words are subsampled and unknown words
+    removed before windows are taken, so that windows reach over removed words. A row reads as many
+    tokens of the text as leave L words on average.
 
-    Keys, int32: tokens (L,), texts (L,), the number of each word's document from 1, 0 of padding;
-    windows (L,), from 1 to W; noise (blocks, K).
+    Keys, int32: tokens (L,); texts (L,), the number of each word's document from 1, or 0 for
+    padding; windows (L,), from 1 to W; noise (blocks, K).
     """
 
     def __init__(
@@ -144,12 +146,14 @@ class WordWindows:
         *,
         train_tokens: int,
     ):
-        """`counts` are those of the words among the `train_tokens` of the training text."""
+        """`counts` are the word counts of the training text, which has `train_tokens` tokens."""
         self.store = stored
         self.config = config
         self._key = philox_key(key)
         self._noise = NoiseWords.of(counts)
         self._keep = keep_probabilities(counts, config.sample)
+        # The expected share of tokens that are kept. Reading length / share tokens fills a row on
+        # average, although subsampling removes most tokens of a text.
         share = (self._keep * counts).sum() / train_tokens
         self.span = max(int(config.length / max(share, 1e-6)), config.length)
 
@@ -168,11 +172,12 @@ class WordWindows:
     def _row(self, span: np.ndarray, random: np.random.Generator) -> Row:
         config = self.config
         texts = np.cumsum(span == self.store.meta["eos_id"]) + 1
-        stays = np.flatnonzero(random.random(len(span)) < self._keep[span])[: config.length]
-        sizes = random.integers(1, config.window + 1, len(stays))
+        kept = np.flatnonzero(random.random(len(span)) < self._keep[span])[: config.length]
+        # A random window size for each word weights near context words more than distant ones.
+        sizes = random.integers(1, config.window + 1, len(kept))
         return {
-            "tokens": padded(span[stays], config.length),
-            "texts": padded(texts[stays], config.length),
+            "tokens": padded(span[kept], config.length),
+            "texts": padded(texts[kept], config.length),
             "windows": padded(sizes, config.length),
             "noise": self._noise.draw(random, (config.length // config.block, config.noise)),
         }
@@ -180,7 +185,7 @@ class WordWindows:
 
 @dataclasses.dataclass(frozen=True)
 class WordTexts(texts.OneComponent):
-    """The rows of the splits of a text. Its keys are those of `config.task`."""
+    """Rows of windows of a text. The fields are the same as in `config.task`."""
 
     length: int
     block: int
@@ -190,7 +195,7 @@ class WordTexts(texts.OneComponent):
     vocab_size: int
 
     def component(self, split: str, tokenizer) -> WordWindows:
-        """Returns the rows of a split. The counts are those of the training text."""
+        """Returns the rows of a split. Words are sampled by their counts in the training text."""
         data = self.config.data
         train = texts.tokenised(self.text("train"), data, tokenizer, "train")
         counts = texts.count_tokens(train, data, self.vocab_size, "train")
@@ -203,23 +208,23 @@ class WordTexts(texts.OneComponent):
 
 
 # --------------------------------------------------------------------------------------------------
-# How often words occur near each other, and rows of these counts (Pennington et al. 2014).
+# Co-occurrence counts of words, and rows of them (GloVe, Pennington et al. 2014).
 
-_TOGETHER = 2**20  # tokens counted at once
+_TOGETHER = 2**20  # tokens counted in one call
 
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Pairs of words and their counts, by increasing key = first word * vocabulary + second."""
+    """Counts of word pairs, sorted by key = first word * vocabulary size + second word."""
 
     keys: Int[np.ndarray, " N"]
     counts: Float[np.ndarray, " N"]
 
     @classmethod
     def summed(cls, keys: np.ndarray, counts: np.ndarray) -> "Entries":
-        """Returns each key once, with the sum of its counts."""
-        unique, places = np.unique(keys, return_inverse=True)
-        return cls(unique, np.bincount(places, counts, len(unique)))
+        """Returns entries in which each key occurs once, with the sum of its counts."""
+        unique, indices = np.unique(keys, return_inverse=True)
+        return cls(unique, np.bincount(indices, counts, len(unique)))
 
     @classmethod
     def joined(cls, parts: Sequence["Entries"]) -> "Entries":
@@ -230,11 +235,13 @@ class Entries:
 def count_pairs(
     stored: store.Store, data, is_word: np.ndarray, window: int, name: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (words, other words, counts) of a store, each (N,), for every pair that occurs.
+    """Returns (words, context words, counts), each (N,), for every pair that occurs in a store.
 
-    Words within `window` of each other, in one document, add 1 / distance (section 3.1). Tokens
-    that are no word (V,) are left out first. The store is counted once; the cache has the counts.
+    Two words of a document within `window` of each other add 1 / distance to their count (section
+    3.1). Tokens that are not words, by `is_word` (V,), are removed before. The store is counted
+    once, and the counts are cached.
     """
+    # Counting is written as the construction of a store, as in `texts.count_tokens`.
     content = store.Content(
         parts=lambda: range(len(stored.parts)),
         fill=functools.partial(_fill, stored=stored, is_word=is_word, window=window),
@@ -251,7 +258,8 @@ def count_pairs(
     )
     keys, counts = counted.array("keys"), counted.array("counts")
     first, second = np.divmod(keys, len(is_word))
-    # A pair counts for both of its words.
+    # The stored counts are of ordered pairs. Context is symmetric, so each pair counts for both of
+    # its words.
     both = Entries.summed(
         np.concatenate([keys, second * len(is_word) + first]), np.concatenate([counts, counts])
     )
@@ -262,19 +270,21 @@ def count_pairs(
 def _fill(
     writer: store.Writer, part: int, stored: store.Store, is_word: np.ndarray, window: int
 ) -> dict:
-    """Writes the counts of a part, each pair in the order of the text."""
-    begin, end = stored.values.starts[part : part + 2]
+    """Writes the counts of a part, in which a pair has its words in the order of the text."""
+    first, end = stored.values.starts[part : part + 2]
     ids, texts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     entries = Entries(np.zeros(0, np.int64), np.zeros(0))
     num_texts = 0
-    for start in range(begin, end, _TOGETHER):
+    for start in range(first, end, _TOGETHER):
         (tokens,) = stored.read([(start, min(start + _TOGETHER, end))])
-        of_tokens = np.cumsum(tokens == stored.meta["eos_id"]) + num_texts
-        num_texts = of_tokens[-1]
+        token_texts = np.cumsum(tokens == stored.meta["eos_id"]) + num_texts
+        num_texts = token_texts[-1]
         words = is_word[tokens]
-        earlier = len(ids)  # the last words of the tokens before
+        # The last `window` words of the previous block are kept, so that pairs across the border of
+        # two blocks are counted.
+        earlier = len(ids)
         ids = np.concatenate([ids, tokens[words].astype(np.int64)])
-        texts = np.concatenate([texts, of_tokens[words]])
+        texts = np.concatenate([texts, token_texts[words]])
         entries = Entries.joined([entries, _near(ids, texts, earlier, len(is_word), window)])
         ids, texts = ids[-window:], texts[-window:]
     writer.array("keys", entries.keys)
@@ -283,7 +293,10 @@ def _fill(
 
 
 def _near(ids: np.ndarray, texts: np.ndarray, earlier: int, size: int, window: int) -> Entries:
-    """Returns the counts of pairs whose second word is none of the first `earlier` words."""
+    """Returns the counts of pairs whose second word is after the first `earlier` words.
+
+    The other pairs have been counted with the previous block.
+    """
     keys, counts = [], []
     for distance in range(1, min(window, len(ids) - 1) + 1):
         same = texts[distance:] == texts[:-distance]
@@ -296,9 +309,9 @@ def _near(ids: np.ndarray, texts: np.ndarray, earlier: int, size: int, window: i
 
 
 class PairRows:
-    """Rows of `length` pairs of words, in one random order for all epochs.
+    """Rows of `length` word pairs, in the same random order in all epochs.
 
-    Keys, (length,): first and second, int32; counts, float32, 0 in the places that are left over.
+    Keys, (length,): first and second, int32; counts, float32, which is 0 for padding.
     """
 
     def __init__(self, entries: tuple[np.ndarray, ...], length: int, seed: int):
@@ -313,24 +326,28 @@ class PairRows:
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         return [self._row(number * self.length) for number, _ in numbers]
 
-    def _row(self, begin: int) -> Row:
+    def _row(self, start: int) -> Row:
         row = {}
         for name, values in self._entries.items():
-            values = values[begin : begin + self.length]
+            values = values[start : start + self.length]
             row[name] = np.pad(values, (0, self.length - len(values)))
         return row
 
 
 @dataclasses.dataclass(frozen=True)
 class WordPairs(texts.OneComponent):
-    """The rows of the splits of a text. Its keys are those of `config.task`."""
+    """Rows of word pairs of a text. The fields are the same as in `config.task`."""
 
     length: int
     window: int
     vocab_size: int
 
     def component(self, split: str, tokenizer) -> PairRows:
-        """Returns the rows of a split. Its counts are scaled to the size of the training text."""
+        """Returns the rows of a split, whose counts are scaled to the size of the training text.
+
+        Without the scaling, the log-counts that the model predicts would be too large for a smaller
+        text.
+        """
         data = self.config.data
         stored = texts.tokenised(self.text(split), data, tokenizer, split)
         counts = texts.count_tokens(stored, data, self.vocab_size, split)

@@ -1,1 +1,1 @@
-"""Sources of records that are not text. `config.source.name` is the name of a file here."""
+"""Sources of non-text records. `config.source.name` is the name of a module in this package."""

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: 1,797 grey images of 8 x 8 pixels."""
+"""The handwritten digits of scikit-learn: 1,797 grayscale images of 8 x 8 pixels."""
 
 import dataclasses
 import functools
@@ -10,17 +10,17 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.source import ImageSource
 from transformer_jax.data import images
 
-_LEVELS = 16  # the darkest value of a pixel in scikit-learn's set
-# The parts of the shuffled images, from the first image of each to that of the next.
+_LEVELS = 16  # the largest value of a pixel in scikit-learn's set
+# The range [start, stop) of each split in the shuffled images.
 _STARTS = {"test": (0, 360), "valid": (360, 540), "train": (540, 1797)}
 
 
 @dataclasses.dataclass
 class Digits(ImageSource):
-    """Handwritten digits of 8 x 8 pixels: 1,257 to train on, 180 valid and 360 test images.
+    """Handwritten digits of 8 x 8 pixels: 1,257 training, 180 validation and 360 test images.
 
-    They come with scikit-learn (Alpaydin & Kaynak 1998) and are shuffled once and for all. The
-    levels from 0 to 16 become 0 to 255.
+    They come with scikit-learn (Alpaydin & Kaynak 1998) and are shuffled in a fixed order. Pixel
+    values from 0 to 16 are scaled to 0 to 255.
     """
 
     def label_names(self, split):
@@ -52,5 +52,9 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _order(count: int) -> list[int]:
-    """Returns the numbers of the images, shuffled. Labels and writers repeat in the set's order."""
+    """Returns the numbers of the images in shuffled order.
+
+    In the original order, consecutive images are by the same writer and digits follow a pattern.
+    """
+    # Sorting by a hash gives the same order on every platform and with every version of NumPy.
     return sorted(range(count), key=lambda number: hashlib.sha256(str(number).encode()).digest())

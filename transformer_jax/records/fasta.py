@@ -1,4 +1,4 @@
-"""Proteins: the entries of FASTA files, one record each."""
+"""Proteins from FASTA files, with one record for each entry."""
 
 import dataclasses
 import re
@@ -20,26 +20,27 @@ _KNOWN = STANDARD + AMBIGUOUS
 _UNKNOWN = re.compile(rf"[^{_KNOWN}{_KNOWN.lower()}\s]")
 _PAIR = re.compile(r"(\d+)-(\d+)")
 _CONTACTS = ";contacts "
-_SHOWN = 60  # characters of a description in a message
+_SHOWN = 60  # characters of a description that an error message shows
 
 
 class _Entry(NamedTuple):
     description: str
-    place: Place  # of the line of the description
-    lines: list[tuple[Place, str]]  # of residues
+    place: Place  # of the description line
+    lines: list[tuple[Place, str]]  # lines of residues
     contacts: list[tuple[Place, str]]
 
 
 class _Damaged(Exception):
-    """An entry that gives no record; the message names the line and the fault."""
+    """An entry can't become a record. The message names the line and the fault."""
 
 
 @dataclasses.dataclass
 class Fasta(Source):
-    """Entries of a line ">description" and lines of residues, in upper or lower case.
+    """Entries that consist of a line ">description" and lines of residues.
 
-    The residues are the letters of the 20 amino acids, and X, B, U, Z, O. A "*" at the end of an
-    entry is left out. A line ";contacts 3-27 4-26" names residues that touch, counted from 1.
+    Residues are the letters of the 20 amino acids, and X, B, U, Z, O, in upper or lower case. A "*"
+    at the end of an entry is dropped. A line ";contacts 3-27 4-26" lists pairs of residues in
+    contact, counted from 1.
     """
 
     # of an entry, at most
@@ -67,7 +68,7 @@ class Fasta(Source):
             say(f"{split}: {len(faults):,} damaged entries are left out, the first: {faults[0]}")
 
     def _entries(self, path: str) -> Iterator[_Entry]:
-        """Yields the entries of a file. Raises UserError where it does not begin with one."""
+        """Yields the entries of a file. Raises UserError if it does not start with one."""
         entry, count = None, 0
         for index, line in enumerate(text_lines(path)):
             place = Place(Span(path), index)
@@ -80,7 +81,7 @@ class Fasta(Source):
             elif line.strip() and not line.startswith(";"):
                 if entry is None:
                     raise UserError(f"{place}: must begin with '>' and a description, as in FASTA")
-                # No more than the limit is kept of an entry that exceeds it.
+                # Lines beyond the limit are not kept, so that a huge entry can't fill the memory.
                 if count <= self.max_residues:
                     entry.lines.append((place, line))
                 count += len(line)
@@ -107,17 +108,17 @@ class Fasta(Source):
 
 
 def _letters(place: Place, line: str, name: str) -> str:
-    """Returns the residues of a line in upper case."""
+    """Returns the residues of a line in upper case. Raises _Damaged for another character."""
     if unknown := _UNKNOWN.search(line):
         raise _Damaged(
-            f"{place}: {name}: {unknown[0]!r}, character {unknown.start() + 1} of the line, is no "
-            "residue"
+            f"{place}: {name}: {unknown[0]!r}, character {unknown.start() + 1} of the line, is not "
+            "a residue"
         )
     return "".join(line.split()).upper()
 
 
 def _pairs(place: Place, line: str, size: int) -> Iterator[tuple[int, int]]:
-    """Yields the places of residues that touch, from 0."""
+    """Yields the pairs of positions (from 0) in contact. Raises _Damaged for malformed pairs."""
     for word in line.removeprefix(_CONTACTS).split():
         pair = _PAIR.fullmatch(word)
         first, second = map(int, pair.groups()) if pair else (0, 0)

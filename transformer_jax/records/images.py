@@ -1,4 +1,4 @@
-"""Images of a user: a folder of files for each class, arrays of pixels, or a TFDS set."""
+"""The user's own images: a folder of files for each class, arrays of pixels, or a TFDS set."""
 
 import dataclasses
 import hashlib
@@ -17,20 +17,20 @@ from transformer_jax.data.store import Record
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
-# Bytes. The names and sizes of more files stand for their content: to read them would take longer
-# than to begin the training.
+# Bytes. If the files are larger, the fingerprint has their sizes instead of digests of their
+# contents, because reading them would delay the start of training.
 _DIGESTED = 2**30
-_MOST_NAMED = 5  # damaged files that are named
+_MOST_NAMED = 5  # damaged files that are named in messages
 
 
 @dataclasses.dataclass
 class Images(ImageSource):
     """Image files (PNG, JPEG, WEBP, BMP, GIF), arrays uint8 (N, H, W, C), or a TFDS set.
 
-    config.data.train_files names folders, files or patterns. The class of an image file is the
-    folder that it lies in. The folders may have further ones. An .npz file has the arrays "images"
-    and "labels"; the labels of FILE.npy are in FILE.labels.npy. config.data.tfds_name takes the
-    place of the files.
+    config.data.train_files names folders, files or patterns; folders are searched recursively. The
+    class of an image file is the name of the folder that contains it. An .npz file has the arrays
+    "images" and "labels", and the labels of FILE.npy are in FILE.labels.npy. With
+    config.data.tfds_name, images come from a TFDS set instead of files.
     """
 
     # leave out, and count, files that are damaged, too large or of another format; false: they are
@@ -39,13 +39,15 @@ class Images(ImageSource):
     image_feature: str = "image"  # feature of a TFDS set that is the image
     label_feature: str = "label"  # feature of a TFDS set that is the class
 
+    # A cached property and not a field, because the fields of a source are its config keys. Listing
+    # a large folder takes time, and labels, fingerprint and records all need the list.
     @cached_property
     def _listed(self) -> dict[str, list[str] | None]:
-        """The files of the splits that were asked for."""
+        """The files of each split that was requested so far."""
         return {}
 
     def files(self, split: str) -> list[str] | None:
-        """Returns the files of a split; those in the folders that are named, too."""
+        """Returns the files of a split, including those in named folders."""
         if split not in self._listed:
             self._listed[split] = self._files(split)
         return self._listed[split]
@@ -57,8 +59,8 @@ class Images(ImageSource):
             return super().files(split)  # None, or an error for the training files
         files = []
         for name in patterns.split(","):
-            place = buckets.path(name.strip())
-            matches = _in_folder(place) if place.is_dir() else buckets.matches(name.strip())
+            path = buckets.path(name.strip())
+            matches = _in_folder(path) if path.is_dir() else buckets.matches(name.strip())
             if not matches:
                 kinds = ", ".join(image_files.ENDINGS)
                 raise UserError(f"{key}={name}: no such file, or a folder without images ({kinds})")
@@ -92,30 +94,30 @@ class Images(ImageSource):
         if self.data.tfds_name:
             yield from self._without_damaged(self._prepared(split))
         elif _are_arrays(self.files(split)):
-            yield from self._of_arrays(split)
+            yield from self._array_records(split)
         else:
-            yield from self._without_damaged(self._of_files(split))
+            yield from self._without_damaged(self._file_records(split))
 
-    def _of_arrays(self, split: str) -> Iterator[Record]:
+    def _array_records(self, split: str) -> Iterator[Record]:
         for file in self.files(split):
             labels = array_files.labels(file)
             for number, pixels in enumerate(array_files.images(file, self.max_pixels)):
                 label = NO_LABEL if labels is None else int(labels[number])
                 yield images.record_of_pixels(pixels, label)
 
-    def _of_files(self, split: str) -> Iterator[Record | UserError]:
-        """Yields the record of each file, or the error that it raises."""
-        places = {name: place for place, name in enumerate(self.label_names(split))}
+    def _file_records(self, split: str) -> Iterator[Record | UserError]:
+        """Yields the record of each file, or the error that reading it raised."""
+        labels = {name: label for label, name in enumerate(self.label_names(split))}
         for file in self.files(split):
             try:
                 content = image_files.file_bytes(file, self.max_bytes)
                 size = image_files.check_file(content, file, self.max_pixels)
-                yield images.record_of_file(content, size, places[_class_of(file)])
+                yield images.record_of_file(content, size, labels[_class_of(file)])
             except UserError as error:
                 yield error
 
     def _prepared(self, split: str) -> Iterator[Record | UserError]:
-        """Yields the record of each example of a TFDS set, or the error that it raises."""
+        """Yields the record of each example of a TFDS set, or the error that reading it raised."""
         folder, name = tfds.prepared_split(self.data, split)
         has_labels = bool(self.label_names(split))
         encoded = (self.image_feature,)
@@ -130,7 +132,7 @@ class Images(ImageSource):
                 yield error
 
     def _without_damaged(self, records: Iterator[Record | UserError]) -> Iterator[Record]:
-        """Yields the records. Raises the first error, or with `skip_damaged` counts the errors."""
+        """Yields the records. Raises the first error, unless `skip_damaged`: then counts them."""
         skipped = 0
         for record in records:
             if isinstance(record, Record):
@@ -146,7 +148,7 @@ class Images(ImageSource):
 
 
 def _in_folder(folder: pathlib.Path | buckets.Path) -> list[str]:
-    """Returns the image files in a folder and in the folders below it, in order."""
+    """Returns the image files in a folder and its subfolders, in sorted order."""
     endings = image_files.ENDINGS
     with buckets.reading(folder):
         return sorted(str(file) for file in folder.glob("**/*") if file.suffix.lower() in endings)
@@ -157,12 +159,14 @@ def _are_arrays(files: list[str]) -> bool:
 
 
 def _class_of(file: str) -> str:
-    """Returns the name of the folder that a file lies in."""
+    """Returns the name of the folder that contains a file."""
     return file.rpartition("/")[0].rpartition("/")[2]
 
 
 def _digest(files: list[str]) -> str:
-    """Returns a digest of the classes and the contents of files."""
+    """Returns a digest of the classes, names and contents of files."""
+    # The last two parts of a path are the class and the name. Folders above them don't count, so
+    # that a set that is moved keeps its digest.
     sizes = [buckets.size(file) for file in files]
     contents = sizes if sum(sizes) > _DIGESTED else text_files.sha256(files)
     named = [[*file.rsplit("/", 2)[-2:], content] for file, content in zip(files, contents)]

@@ -1,9 +1,10 @@
-"""Proteins of families that a generator draws, with residues that depend on each other in pairs.
+"""Generated protein families, whose residues coevolve in pairs like those of real families.
 
-A family is a sheet: strands of equal length with loops around them. The residues at one height of
-all strands are a rung, and every two residues of a rung touch. A member draws a class of residues
-for each rung, and the residues of the rung are of this class. The loops are copies of the family's
-own sequence, drawn from a Markov chain, with substitutions.
+The structure of a family is a sheet: strands of equal length that loops connect. The residues at
+the same height of all strands form a rung, and all residues of a rung are in contact with each
+other. For each rung, a member of the family draws a class of amino acids, and the residues of the
+rung belong to that class. The loops are copies, with substitutions, of a sequence that the family
+draws from a Markov chain.
 """
 
 import dataclasses
@@ -19,37 +20,37 @@ from transformer_jax.contracts.source import Source
 from transformer_jax.data import proteins
 from transformer_jax.data.rows import generator
 
-# Aliphatic, aromatic and large, polar, charged, and all others.
+# Classes of amino acids: aliphatic, aromatic and large, polar, charged, and the others.
 CLASSES = ("AVLI", "FWYM", "STNQ", "DEKR", "CGPH")
 _LETTERS = np.frombuffer("".join(CLASSES).encode(), np.uint8)
 _SIZE = len(CLASSES[0])
-_LOOP = (3, 4)  # least and most residues of a loop
-_END = (1, 2)  # likewise of an end
-_PREFERRED = 0.7  # probability of the residue that a place of a strand prefers in each class
+_LOOP = (3, 4)  # minimum and maximum number of residues in a loop
+_END = (1, 2)  # the same for the two ends of the sequence
+_PREFERRED = 0.7  # probability of the residue that a position in a strand prefers in each class
 _SPLITS = ("train", "valid", "test")
 
 
 class Family(NamedTuple):
-    """The structure of a family of proteins of N residues."""
+    """The structure of a family of proteins with N residues."""
 
-    rungs: Int[np.ndarray, "R S"]  # the place of each rung in each strand, from 0
-    loops: Int[np.ndarray, " N"]  # the residue of each place in the family's sequence
-    preferred: Int[np.ndarray, "N C"]  # the residue that each place prefers in each class
+    rungs: Int[np.ndarray, "R S"]  # the position of each rung in each strand, from 0
+    loops: Int[np.ndarray, " N"]  # the residue at each position of the family's own sequence
+    preferred: Int[np.ndarray, "N C"]  # the residue that each position prefers in each class
 
     @property
     def contacts(self) -> Int[np.ndarray, "P 2"]:
-        """The pairs of places that touch."""
+        """The pairs of positions in contact."""
         pairs = itertools.combinations(range(self.rungs.shape[1]), 2)
         return np.concatenate([np.sort(self.rungs[:, pair], axis=1) for pair in pairs])
 
 
 @dataclasses.dataclass
 class ProteinFamilies(Source):
-    """Members of each family in turn. The members that are held out are of the same families."""
+    """Members of each family in turn. Held-out members belong to the same families."""
 
     families: PositiveInt = 4  # number of families
     members: PositiveInt = 1000  # proteins of a family in the training split
-    held_out: PositiveInt = 30  # proteins of a family in the other splits
+    held_out: PositiveInt = 30  # proteins of a family in each of the other splits
     strands: Annotated[int, Range(least=2)] = 6  # strands of a sheet
     rungs: PositiveInt = 6  # residues of a strand
     conserved: Share = 0.8  # share of the residues of loops that are those of the family
@@ -92,14 +93,14 @@ class ProteinFamilies(Source):
         starts = np.cumsum(gaps) + self.rungs * np.arange(self.strands)
         size = starts[-1] + self.rungs + random.integers(_END[0], _END[1] + 1)
         heights = np.arange(self.rungs)[:, None]
-        falls = random.random(self.strands) < 0.5  # the direction of each strand
-        rungs = starts + np.where(falls, self.rungs - 1 - heights, heights)
+        is_reversed = random.random(self.strands) < 0.5  # the direction of each strand
+        rungs = starts + np.where(is_reversed, self.rungs - 1 - heights, heights)
         within = random.integers(_SIZE, size=(size, len(CLASSES)))
         preferred = within + _SIZE * np.arange(len(CLASSES))
         return Family(rungs, self._sequence(size, random), preferred)
 
     def _sequence(self, size: int, random: np.random.Generator) -> np.ndarray:
-        """Returns residues (N,) of the Markov chain."""
+        """Draws a sequence of residues (N,) from the Markov chain."""
         sequence = [int(random.integers(len(_LETTERS)))]
         while len(sequence) < size:
             sequence.append(int(random.choice(len(_LETTERS), p=self._transitions[sequence[-1]])))
@@ -107,7 +108,7 @@ class ProteinFamilies(Source):
 
     @functools.cached_property
     def _transitions(self) -> Float64[np.ndarray, "V V"]:
-        """The probabilities of the next residue, which all families share."""
+        """The transition probabilities of the Markov chain, which all families share."""
         random = generator(np.array([self.seed, 4], np.uint64), 0, 0)
         return random.dirichlet(np.full(len(_LETTERS), 0.3), len(_LETTERS))
 

@@ -1,4 +1,4 @@
-"""Sound: manifests, each line of which names a file and has its transcript."""
+"""Audio from manifests, in which each line names an audio file and has its transcript."""
 
 import dataclasses
 import os
@@ -25,13 +25,14 @@ class _Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Sound(Source):
-    """WAV and FLAC files, by the manifests that config.data.train_files names.
+    """WAV and FLAC files in the manifests that config.data.train_files names.
 
-    A line of a manifest is FILE<tab>TRANSCRIPT, or FILE alone for sound without a transcript. In a
-    *.jsonl manifest it is {"file": ..., "text": ...}. Files lie in the manifest's folder, or below.
+    A line of a manifest is FILE<tab>TRANSCRIPT, or only FILE for audio without a transcript. In a
+    *.jsonl manifest, a line is {"file": ..., "text": ...}. Files must be in the folder of the
+    manifest or below it.
     """
 
-    # samples of a file over all channels; a longer file is refused before it is decoded
+    # samples of a file, over all channels; a longer file is refused before it is decoded
     most_samples: Annotated[int, Range(least=1)] = speech.MOST_SAMPLES
     outside: bool = False  # manifests may name files outside their own folders
     # a file that is empty, damaged or too long: an error, or left out and counted
@@ -64,20 +65,24 @@ class Sound(Source):
             say(f"{split}: {skipped:,} files left out: empty, damaged or too long")
 
     def _entries(self, manifest: str) -> Iterator[_Entry]:
-        """Yields the entries of a manifest. Raises UserError for a line that names no file."""
+        """Yields the entries of a manifest. Raises UserError for a line without a valid file."""
         for index, line in enumerate(text_lines(manifest)):
             if not line.strip():
                 continue
             place = Place(Span(manifest), index)
             if manifest.endswith(".jsonl"):
-                name, text = _of_json(line, place)
+                name, text = _json_entry(line, place)
             else:
                 name, _, text = line.partition("\t")
             path = self._path(manifest, name.strip(), place)
             yield _Entry(place, path, " ".join(text.split()))
 
     def _path(self, manifest: str, name: str, place: Place) -> str:
-        """Returns the path of a file. Raises UserError where the manifest may not name it."""
+        """Returns the path of a file. Raises UserError if the manifest may not name it.
+
+        By default, files outside the manifest's folder are refused, so that a manifest from someone
+        else can't make the program read other files.
+        """
         if "://" in manifest or "://" in name:
             folder = manifest.rpartition("/")[0]
             path = name if "://" in name else f"{folder}/{name}"
@@ -88,7 +93,7 @@ class Sound(Source):
             is_inside = pathlib.Path(path).is_relative_to(folder)
         if not is_inside and not self.outside:
             raise UserError(
-                f"{place}: {name} lies outside the manifest's folder; config.source.outside=true "
+                f"{place}: {name} is outside the manifest's folder; config.source.outside=true "
                 "allows it"
             )
         if "://" not in path and not os.path.isfile(path):
@@ -96,12 +101,12 @@ class Sound(Source):
         return path
 
 
-def _of_json(line: str, place: Place) -> tuple[str, str]:
-    """Returns the name of a file and its transcript."""
+def _json_entry(line: str, place: Place) -> tuple[str, str]:
+    """Returns the name of a file and its transcript. Raises UserError for another value."""
     value = from_json(line, place)
     if not isinstance(value, dict) or not isinstance(value.get("file"), str):
         raise UserError(f'{place}: must be {{"file": ..., "text": ...}}')
     text = value.get("text", "")
     if not isinstance(text, str):
-        raise UserError(f"{place}: the value of text is no string")
+        raise UserError(f"{place}: the value of text is not a string")
     return value["file"], text

@@ -1,4 +1,4 @@
-"""Spoken digits: strings of three to seven English digits, synthesised here."""
+"""Spoken digits: synthesized strings of three to seven English digits."""
 
 import dataclasses
 from typing import Annotated
@@ -11,26 +11,26 @@ from transformer_jax.data import speech, speech_synthesis
 from transformer_jax.data.speech import RATE
 from transformer_jax.data.speech_synthesis import Voice
 
-_VERSION = 1  # of the synthesizer
+_VERSION = 1  # of the synthesizer, as part of the fingerprint
 _SPLITS = ("train", "valid", "test")
 
 
 @dataclasses.dataclass
 class SpokenDigits(Source):
-    """Strings of digits in many voices. Those of evaluations do not occur in training.
+    """Strings of digits in many voices. The voices of evaluations do not occur in training.
 
-    Speed, noise and reverberation are drawn for each utterance. Unlabelled utterances, without a
-    transcript, follow the labelled ones.
+    Speed, noise and reverberation are drawn for each utterance. Unlabeled utterances, which have no
+    transcript, come after the labeled ones.
     """
 
-    minutes: NonNegativeFloat = 10.0  # of labelled speech for training
-    unlabelled_minutes: NonNegativeFloat = 0.0  # of speech for training without transcripts
-    held_out_minutes: NonNegativeFloat = 5.0  # of each set for evaluations
-    # of the training speech; each set for evaluations has half as many
+    minutes: NonNegativeFloat = 10.0  # minutes of labeled speech for training
+    unlabelled_minutes: NonNegativeFloat = 0.0  # minutes of training speech without transcripts
+    held_out_minutes: NonNegativeFloat = 5.0  # minutes of speech in each evaluation set
+    # voices in the training speech; each evaluation set has half as many
     voices: Annotated[int, Range(least=2)] = 40
-    lowest_snr: float = 30.0  # least ratio of speech to noise, in dB
-    highest_snr: float = 50.0  # largest ratio of speech to noise, in dB
-    speech_seed: int = 0  # of voices and utterances
+    lowest_snr: float = 30.0  # smallest signal-to-noise ratio, in dB
+    highest_snr: float = 50.0  # largest signal-to-noise ratio, in dB
+    speech_seed: int = 0  # seed of the voices and utterances
 
     def __post_init__(self):
         if self.minutes + self.unlabelled_minutes <= 0:
@@ -49,7 +49,8 @@ class SpokenDigits(Source):
     def read(self, split):
         if split == "train":
             yield from self._utterances(split, self.minutes, 0)
-            # Other utterances than the labelled ones, however many those are.
+            # A large first number, so that these utterances differ from the labeled ones however
+            # many of those there are.
             for record in self._utterances(split, self.unlabelled_minutes, 10**6):
                 size = 2 * record.numbers["samples"]
                 yield record._replace(
@@ -59,13 +60,13 @@ class SpokenDigits(Source):
             yield from self._utterances(split, self.held_out_minutes, 0)
 
     def _utterances(self, split: str, minutes: float, first: int):
-        """Yields the records of so many minutes."""
-        place = _SPLITS.index(split)
+        """Yields records with `minutes` minutes in total, starting with utterance `first`."""
+        split_index = _SPLITS.index(split)
         voices = self.voices if split == "train" else self.voices // 2
         left, number = minutes * 60 * RATE, first
         while left > 0:
-            voice = Voice.drawn(self._generator(0, place, number % voices))
-            rng = self._generator(1, place, number)
+            voice = Voice.drawn(self._generator(0, split_index, number % voices))
+            rng = self._generator(1, split_index, number)
             snr = (self.lowest_snr, self.highest_snr)
             record = speech.record(speech_synthesis.utterance(voice, rng, snr))
             left -= record.numbers["samples"]

@@ -1,1 +1,1 @@
-"""Paths on disks and in buckets; files that are written whole or not at all."""
+"""Paths on disks and in buckets, and atomic writes."""

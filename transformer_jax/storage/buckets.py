@@ -1,4 +1,4 @@
-"""Files on disks and in buckets: paths, errors, and writes that are whole or not at all."""
+"""Files on disks and in buckets: paths, errors, and atomic writes."""
 
 import contextlib
 import fnmatch
@@ -20,14 +20,14 @@ from transformer_jax.config import RunError, UserError
 from transformer_jax.storage import key_values
 
 # --------------------------------------------------------------------------------------------------
-# Errors of a disk or a bucket, as one line that names the path.
+# Errors of a disk or a bucket, turned into one line that names the path.
 
 
 @contextlib.contextmanager
 def reading(subject: Any) -> Iterator[None]:
-    """Raises an OSError of the context as a UserError: "SUBJECT: can't be read (REASON)".
+    """Turns an OSError in the context into a UserError: "SUBJECT: can't be read (REASON)".
 
-    `subject` is the path, or the flag or key with its value.
+    `subject` is the path, or the flag or config key with its value.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def reading(subject: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(subject: Any, kind: type[Exception] = UserError, note: str = "") -> Iterator[None]:
-    """Raises an OSError of the context as `kind`: "SUBJECT: can't be written (REASON)NOTE"."""
+    """Turns an OSError in the context into `kind`: "SUBJECT: can't be written (REASON)NOTE"."""
     try:
         yield
     except OSError as error:
@@ -45,16 +45,17 @@ def writing(subject: Any, kind: type[Exception] = UserError, note: str = "") -> 
 
 
 # --------------------------------------------------------------------------------------------------
-# Files and folders that appear whole or not at all.
+# Atomic writes of files and folders.
 
 
 @contextlib.contextmanager
 def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path beside `path`, on the same disk and with the same suffix.
+    """Yields a temporary path in the same folder as `path` and with the same suffix.
 
-    The caller writes a file or a folder there. When the context ends, it is renamed to `path`.
-    After an error it is deleted, and `path` is as it was.
+    The caller writes a file or a folder there, which is renamed to `path` when the context exits.
+    After an error, it is deleted, and `path` is unchanged.
     """
+    # The same folder means the same disk, where a rename is atomic.
     temporary = path.with_name(f".{path.stem}.half{path.suffix}")
     _delete(temporary)
     try:
@@ -65,16 +66,17 @@ def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_whole(path: os.PathLike, content: str) -> None:
-    """Writes a file on a disk or in a bucket; a reader never sees a part of it."""
+    """Writes a file on a disk or in a bucket atomically: a reader never sees a part of it."""
     if not isinstance(path, pathlib.Path):
-        path.write_text(content)  # an object in a bucket changes at once
+        path.write_text(content)  # writes to an object in a bucket are atomic
         return
     with appearing(path) as temporary:
         temporary.write_text(content)
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Deletes the file or folder, if it exists. An error here must not hide the first one."""
+    """Deletes the file or folder, if it exists."""
+    # An error here must not replace the error because of which the file is deleted.
     with contextlib.suppress(OSError):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -85,18 +87,18 @@ def _delete(path: pathlib.Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Paths in a bucket: gs://BUCKET/NAME, and s3://BUCKET/NAME for data.
 #
-# Orbax and TFDS use these paths too, through etils.epath, so every request goes through
+# Orbax and TFDS use these paths as well, through etils.epath, so that every request goes through
 # `key_values`.
 
-# Orbax writes this file last: a checkpoint in a bucket counts once it exists.
+# Orbax writes this file last, so a checkpoint in a bucket is complete once it exists.
 _COMMIT = "commit_success.txt"
 _SCHEMES = ("gs://", "s3://")
 
 
 def path(name) -> "pathlib.Path | Path":
-    """The path of a name on a disk or in a bucket.
+    """Returns the path for a name on a disk or in a bucket.
 
-    Raises UserError for a URL of another kind, and for the home folder of an unknown user.
+    Raises UserError for a URL of another kind, or for the home folder of an unknown user.
     """
     if isinstance(name, Path):
         return name
@@ -114,21 +116,21 @@ def path(name) -> "pathlib.Path | Path":
 
 @functools.cache
 def _register() -> None:
-    """From the first bucket on, Orbax and TFDS read names in buckets as `Path`."""
+    """Makes Orbax and TFDS use `Path` for names in buckets. Called when the first one is used."""
     epath.register_path_cls(_SCHEMES)(Path)
 
 
 def folder_of_run(name) -> "pathlib.Path | Path":
-    """The `path` of a workdir. Raises UserError for s3://, to which Orbax does not write."""
+    """Returns the `path` of a workdir. Raises UserError for s3://, where Orbax can't write."""
     if str(name).startswith("s3://"):
         raise UserError(f"{name}: a run's folder can be on a disk or in gs://, not in s3://")
     return path(name)
 
 
 def matches(pattern: str) -> list[str]:
-    """The files that a shell pattern names, in order.
+    """Returns the files that match a shell pattern, in sorted order.
 
-    A pattern without a wildcard is the name of one file; the list is empty where there is none.
+    A pattern without wildcards is the name of one file. The list is empty if there is none.
     """
     if not re.search(r"[*?[]", pattern):
         return [str(path(pattern))] if path(pattern).is_file() else []
@@ -140,9 +142,9 @@ def matches(pattern: str) -> list[str]:
 
 
 def version(name) -> tuple[int, int] | tuple[str]:
-    """A value that changes with the content of a file, with a form in JSON.
+    """Returns a value that changes with the content of a file and can be serialized as JSON.
 
-    It is (size, time of change in nanoseconds), or in a bucket (generation,).
+    It is (size, modification time in nanoseconds), or (generation,) in a bucket.
     """
     file = path(name)
     if isinstance(file, Path):
@@ -152,13 +154,16 @@ def version(name) -> tuple[int, int] | tuple[str]:
 
 
 def is_empty(name) -> bool:
-    """Whether a file has no content."""
+    """Returns whether a file has no content."""
     file = path(name)
     return key_values.is_empty(file) if isinstance(file, Path) else file.stat().st_size == 0
 
 
 def open_at(name, start: int, block_size: int | None = None) -> io.BufferedReader:
-    """Opens a file for reading bytes from `start` on; a bucket sends `block_size` bytes at once."""
+    """Opens a file for reading bytes from `start` on.
+
+    Each request to a bucket is for `block_size` bytes.
+    """
     file = path(name)
     if isinstance(file, Path):
         raw = key_values.Stream(file, start, block_size)
@@ -169,7 +174,7 @@ def open_at(name, start: int, block_size: int | None = None) -> io.BufferedReade
 
 
 def size(name) -> int:
-    """The number of bytes of a file."""
+    """Returns the number of bytes of a file."""
     file = path(name)
     return key_values.size(file) if isinstance(file, Path) else file.stat().st_size
 
@@ -177,12 +182,12 @@ def size(name) -> int:
 class Path(epath.gpath.PosixGPath):
     """A name in a bucket, with the methods of pathlib that Orbax and this package use.
 
-    A folder is a common beginning of names: it exists while an object's name begins with it. Raises
-    OSErrors of one line that begins with the URL.
+    A folder is a common prefix of object names, so it exists as long as an object's name starts
+    with it. Errors are OSErrors of one line that starts with the URL.
     """
 
     def stamped(self) -> ts.KvStore.ReadResult:
-        """The object without its content: `state` "missing" or "value", and its generation."""
+        """Reads only the object's `state`, "missing" or "value", and its generation."""
         return self._answer(lambda objects: objects.read(self._name, byte_range=slice(0, 0)))
 
     def exists(self) -> bool:
@@ -198,7 +203,7 @@ class Path(epath.gpath.PosixGPath):
         return (self / name for name in sorted({name.partition("/")[0] for name in self._names()}))
 
     def glob(self, pattern: str) -> Iterator["Path"]:
-        """Files and folders, in order; `**` stands for folders of any depth."""
+        """Yields matching files and folders in sorted order; `**` matches folders at any depth."""
         entries = set()
         for name in self._names():
             parts = tuple(name.split("/"))
@@ -216,14 +221,14 @@ class Path(epath.gpath.PosixGPath):
         return self.read_bytes().decode(encoding or "utf-8")
 
     def open(self, mode: str = "r", **_) -> io.BufferedReader | io.TextIOWrapper:
-        """A stream to read from. Objects are written whole, by `write_bytes`."""
+        """Opens a stream for reading. Objects are written in full by `write_bytes`."""
         if mode not in ("r", "rb"):
             raise io.UnsupportedOperation(f"{self}: mode {mode!r}")
         reader = io.BufferedReader(key_values.Stream(self), key_values.READ_SIZE)
         return reader if mode == "rb" else io.TextIOWrapper(reader, "utf-8")
 
     def read_part(self, start: int, stop: int | None) -> "ts.Future[ts.KvStore.ReadResult]":
-        """Starts to read the bytes from `start` to `stop`."""
+        """Starts reading the bytes from `start` up to `stop`."""
         return key_values.bucket(self._url).read(self._name, byte_range=slice(start, stop))
 
     def write_bytes(self, data: bytes) -> int:
@@ -236,22 +241,23 @@ class Path(epath.gpath.PosixGPath):
     def write_if(
         self, data: bytes | None, generation: bytes, patience: float | None = None
     ) -> bytes | None:
-        """Writes `data`, or deletes for None, if the object still has the `generation`.
+        """Writes `data`, or deletes the object for None, if it still has this `generation`.
 
-        Returns the new generation, or None where another process has written the object.
+        Returns the new generation, or None if another process has written the object.
         """
         new = self._answer(
             lambda objects: objects.write(self._name, data, if_equal=generation), patience
         ).generation
         if new or data is None:
             return new or None
-        # The answer to a successful write may get lost, and TensorStore then writes again.
+        # If the answer to a successful write gets lost, TensorStore writes again, and that write
+        # fails because of the new generation. The content shows whether the first one was ours.
         result = self._answer(lambda objects: objects.read(self._name))
         is_own = result.state == "value" and result.value == data
         return result.stamp.generation if is_own else None
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
-        """Folders need not be made; raises FileExistsError as pathlib does."""
+        """Does nothing, because a bucket needs no folders. Raises FileExistsError like pathlib."""
         if not exist_ok and self.exists():
             raise FileExistsError(f"{self}: exists already")
 
@@ -262,7 +268,7 @@ class Path(epath.gpath.PosixGPath):
         names = self._names()
         if not names and not missing_ok:
             raise FileNotFoundError(f"{self}: no such folder")
-        # Commit files go first: a part of a checkpoint must not pass for a complete one.
+        # Commit files are deleted first, so that a partly deleted checkpoint never looks complete.
         for name in sorted((name for name in names if name.endswith(_COMMIT)), key=len):
             (self / name).unlink()
         self._answer(lambda objects: objects.delete_range(self._below()))
@@ -272,13 +278,13 @@ class Path(epath.gpath.PosixGPath):
             raise OSError(f"{self}: not empty")
 
     def rename(self, target) -> "Path":
-        """Renames a file or folder. Buckets can't, so the content is copied and then deleted."""
+        """Renames a file or folder by copying and deleting it, because buckets can't rename."""
         target = path(target)
         if self.is_file():
             target.write_bytes(self.read_bytes())
             self.unlink()
             return target
-        # Commit files go last: a part of a checkpoint must not pass for a complete one.
+        # Commit files are copied last, so that a partly copied checkpoint never looks complete.
         for name in sorted(self._names(), key=lambda name: (name.endswith(_COMMIT), -len(name))):
             (target / name).write_bytes((self / name).read_bytes())
         self.rmtree()
@@ -305,17 +311,18 @@ class Path(epath.gpath.PosixGPath):
         return "{}://{}/".format(*self.parts[1:3])
 
     def _below(self) -> ts.KvStore.KeyRange:
-        """The range of the names that begin with this folder."""
+        """The range of object names in this folder."""
         if not self._name:
             return ts.KvStore.KeyRange()
-        # "0" is the character after "/".
+        # "0" is the next character after "/", so it ends the range of names that start with
+        # "NAME/".
         return ts.KvStore.KeyRange(f"{self._name}/", f"{self._name}0")
 
     def _names(self) -> list[str]:
         """The names of all objects in this folder, at any depth, relative to it."""
         start = len(self._name.encode()) + 1 if self._name else 0
         names = self._answer(lambda objects: objects.list(self._below(), start))
-        # Some programs write objects that stand for folders; their names end with "/".
+        # Some programs write empty objects as folders; their names end with "/".
         return [name.decode() for name in names if name and not name.endswith(b"/")]
 
     def _answer(self, request: Callable, patience: float | None = None):
@@ -331,20 +338,20 @@ def _fits(parts, pattern) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Files that grow or are redrawn, for a run in a bucket.
+# Files of a run in a bucket that are appended to or rewritten.
 
 
 class Mirror:
-    """A local folder, `local`, for files that are appended to or drawn again.
+    """A local folder, `local`, for files that are appended to or rewritten.
 
-    For a `folder` on a disk it is the folder itself. A bucket takes only whole objects. For a
-    folder in a bucket, `local` is therefore temporary, and `send` copies every changed file.
+    For a `folder` on a disk, `local` is that folder. In a bucket, objects can only be written in
+    full, so there `local` is a temporary folder, and `send` copies every changed file.
     """
 
     def __init__(self, folder: pathlib.Path | Path, *fetched: str):
         """`fetched` names files that are copied from the bucket first.
 
-        `send` does not overwrite them in the bucket where another run has written them meanwhile.
+        `send` does not overwrite one of them if another run has written it in the meantime.
         """
         self.folder = self.local = folder
         self._temporary = None
@@ -352,7 +359,7 @@ class Mirror:
             return
         self._temporary = tempfile.TemporaryDirectory(prefix="transformer_jax-")
         self.local = pathlib.Path(self._temporary.name)
-        self._sent: dict[str, tuple[int, int]] = {}  # size and time of change, by name
+        self._sent: dict[str, tuple[int, int]] = {}  # size and modification time, by name
         self._generations: dict[str, bytes | None] = {}  # of the fetched objects, by name
         for name in fetched:
             self._generations[name] = (folder / name).stamped().stamp.generation
@@ -362,7 +369,7 @@ class Mirror:
     def send(self) -> None:
         """Copies the changed files to the bucket.
 
-        Raises RunError where another run has written one of the fetched files.
+        Raises RunError if another run has written one of the fetched files.
         """
         if not self._temporary:
             return

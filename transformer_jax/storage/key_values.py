@@ -1,4 +1,4 @@
-"""Requests to buckets, and reading an object of a bucket as a stream."""
+"""Requests to buckets, and reading an object in a bucket as a stream."""
 
 import contextlib
 import functools
@@ -9,31 +9,33 @@ from typing import Any
 import tensorstore as ts
 
 # --------------------------------------------------------------------------------------------------
-# Requests to buckets, by TensorStore's key-value stores.
+# Requests to buckets, through TensorStore's key-value stores.
 #
-# TensorStore finds the credentials. It repeats a request that is not answered, or refused because
-# there are too many, for up to a quarter of an hour.
+# TensorStore finds the credentials. It retries a request that gets no answer, or that is refused
+# because of too many requests, for up to a quarter of an hour.
 
-# Seconds to wait for the first answer of a bucket. Later requests have TensorStore's own limit.
+# Seconds to wait for the first answer of a bucket, so that a wrong name or a missing network is
+# reported soon. Later requests have TensorStore's own limit, because an outage in the middle of a
+# run should be waited out.
 PATIENCE = 60
 _KINDS = {
     "NOT_FOUND": FileNotFoundError,
     "PERMISSION_DENIED": PermissionError,
     "UNAUTHENTICATED": PermissionError,
 }
-_answered: set[str] = set()  # URLs of buckets
+_answered: set[str] = set()  # URLs of buckets that have answered a request
 
 
 @functools.cache
 def bucket(url: str) -> ts.KvStore:
-    """The objects of the bucket at a URL, such as "gs://BUCKET/"."""
+    """Returns the key-value store of a bucket's objects, for a URL such as "gs://BUCKET/"."""
     return ts.KvStore.open(url).result()
 
 
 def answer(url: str, path: Any, request: Callable, patience: float | None = None) -> Any:
-    """Returns the result of request(objects of the bucket at `url`), a future.
+    """Waits for the future that request(key-value store of `url`) returns, and returns its result.
 
-    `path` names the object in errors, which are OSErrors. `patience`: seconds to wait.
+    `patience` is the number of seconds to wait. Raises OSErrors whose messages start with `path`.
     """
     with as_os_errors(path):
         result = request(bucket(url)).result(patience if url in _answered else PATIENCE)
@@ -43,34 +45,33 @@ def answer(url: str, path: Any, request: Callable, patience: float | None = None
 
 @contextlib.contextmanager
 def as_os_errors(path: Any) -> Iterator[None]:
-    """Raises TensorStore's errors in the context as OSErrors of one line, which begins with the
-    path.
-    """
+    """Turns TensorStore's errors in the context into OSErrors of one line that names `path`."""
     try:
         yield
     except TimeoutError:
         raise TimeoutError(f"{path}: no answer within {PATIENCE} seconds") from None
     except ValueError as error:
-        # TensorStore's messages begin with a code.
+        # TensorStore's messages start with a code.
         reason = str(error).split(" [")[0].splitlines()[0]
         kind = _KINDS.get(reason.partition(":")[0], OSError)
         raise kind(f"{path}: {reason}") from None
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading an object of a bucket as a stream.
+# Reading an object in a bucket as a stream.
 
-READ_SIZE = 2**23  # bytes of one request
+READ_SIZE = 2**23  # bytes per request
 
 
 class Stream(io.RawIOBase):
-    """The content of an object, read block by block. The next block is requested ahead of time.
+    """The content of an object, which is read block by block.
 
-    Raises FileNotFoundError where there is no such object, and OSError where it changes meanwhile.
+    The next block is requested while the current one is used. Raises FileNotFoundError if there is
+    no such object, and OSError if it changes while it is read.
     """
 
     def __init__(self, source: Any, start: int = 0, block_size: int | None = None):
-        """`source` is a buckets.Path; the stream begins with byte `start`."""
+        """`source` is a buckets.Path; the stream starts with byte `start`."""
         result = source.stamped()
         if result.state == "missing":
             raise FileNotFoundError(f"{source}: no such file")
@@ -93,7 +94,7 @@ class Stream(io.RawIOBase):
         return count
 
     def _received(self) -> bytes:
-        """The next block; empty at the end of the object."""
+        """Returns the next block, which is empty at the end of the object."""
         with as_os_errors(self.source):
             try:
                 result = self._next.result()
@@ -102,7 +103,7 @@ class Stream(io.RawIOBase):
             except ValueError as error:
                 if not _is_past_the_end(error):
                     raise
-                # The rest is shorter than a block.
+                # The rest is shorter than a block, and a range beyond the end is an error.
                 self._next = None
                 try:
                     result = self.source.read_part(self._start, None).result()
@@ -110,34 +111,36 @@ class Stream(io.RawIOBase):
                     if not _is_past_the_end(error):
                         raise
                     return b""
+        # Blocks of two versions of the object must not be mixed.
         if result.stamp.generation != self.generation:
             raise OSError(f"{self.source}: changed while it was read")
         return result.value
 
 
 def is_empty(source: Any) -> bool:
-    """Whether an object, a buckets.Path, has no content. It reads one byte, not a block."""
+    """Returns whether an object, a buckets.Path, has no content. Only one byte is read."""
     return not _is_byte(source, source.read_part(0, 1))
 
 
 def size(source: Any) -> int:
-    """The number of bytes of an object, by reading single ones: TensorStore does not say it.
+    """Returns the number of bytes of an object.
 
-    Each round of requests, sent together, narrows the range of possible sizes 8 times.
+    TensorStore has no request for the size, so it is found by reading single bytes. The requests of
+    a round are sent together, and each round narrows the range of possible sizes by a factor of 8.
     """
-    low, places = -1, [0, *(2 ** (6 * power) for power in range(9))]
+    low, offsets = -1, [0, *(2 ** (6 * power) for power in range(9))]
     while True:
-        read = [source.read_part(place, place + 1) for place in places]
-        # The object has byte `low` and not byte `high`.
+        read = [source.read_part(offset, offset + 1) for offset in offsets]
+        # The object has a byte at `low` but none at `high`.
         held = sum(_is_byte(source, future) for future in read)
-        low, high = [low, *places][held], places[held]
+        low, high = [low, *offsets][held], offsets[held]
         if high - low == 1:
             return high
-        places = [*range(low + 1, high, -(-(high - low) // 8)), high]
+        offsets = [*range(low + 1, high, -(-(high - low) // 8)), high]
 
 
 def _is_byte(source: Any, future: Any) -> bool:
-    """Whether the request for one byte of an object finds it."""
+    """Returns whether a request for one byte of an object has found it."""
     with as_os_errors(source):
         try:
             return bool(future.result().value)

@@ -1,4 +1,4 @@
-"""Caches of a limited size: the least recently used entries go first."""
+"""Caches of a limited size, from which the least recently used entries are removed first."""
 
 import os
 import pathlib
@@ -9,15 +9,19 @@ from transformer_jax.config import UserError
 
 
 class Entry(NamedTuple):
-    """A file or folder of a cache."""
+    """A file or folder in a cache."""
 
     path: pathlib.Path
-    used: float  # when it was last used, in seconds
+    used: float  # the time when it was last used, in seconds since the epoch
     size: int  # bytes
 
 
 def limit(variable: str, default: float) -> float:
-    """Returns the bytes of a cache: those of the environment variable, in GB, or `default`."""
+    """Returns the size limit of a cache in bytes.
+
+    It is the value of the environment variable, which is in GB, or `default` if that is not set.
+    Raises UserError if the value is not a number from 0.
+    """
     text = os.environ.get(variable)
     if not text:
         return default
@@ -33,9 +37,9 @@ def limit(variable: str, default: float) -> float:
 def remove(
     entries: Iterable[Entry], most: float, try_to_remove: Callable[[pathlib.Path], bool]
 ) -> list[Entry]:
-    """Removes entries until the others have at most `most` bytes. Returns the removed ones.
+    """Removes entries until the others have at most `most` bytes, and returns the removed ones.
 
-    `try_to_remove(path)` removes an entry and returns True, or returns False because it is in use.
+    `try_to_remove(path)` removes an entry and returns True, or returns False if it is in use.
     """
     entries = sorted(entries, key=lambda entry: entry.used)
     size = sum(entry.size for entry in entries)

@@ -1,4 +1,4 @@
-"""The built-in English-German parallel corpus: a seeded synchronous grammar."""
+"""The built-in English-German parallel corpus, which a seeded synchronous grammar generates."""
 
 from transformer_jax.data.grammar.corpus import SPLITS, VERSION, pairs, sentence_pair, split_of
 

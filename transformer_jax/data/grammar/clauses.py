@@ -1,4 +1,4 @@
-"""Noun phrases and clauses of the built-in grammar, in both languages."""
+"""Noun phrases and clauses of the built-in grammar, rendered in both languages."""
 
 from dataclasses import KW_ONLY, dataclass
 
@@ -26,15 +26,15 @@ from transformer_jax.data.grammar.morphology import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Noun phrases in both languages: determiners, pronouns, names, nouns with modifiers.
+# Noun phrases in both languages: determiners, pronouns, names, and nouns with modifiers.
 
 Both = tuple[str, str]  # a phrase in English and in German
 
 
 class Determiner:
-    """A determiner: the English singular and plural, and the German forms by case and gender.
+    """A determiner: its English singular and plural, and its German forms by case and gender.
 
-    `adjective` is the declension of a following adjective.
+    `adjective` is the German declension of an adjective that follows it.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ def numeral(n: int) -> Determiner:
 
 @dataclass(slots=True, eq=False)
 class NP:
-    """A noun phrase: the English subject and object forms, and the German form by case.
+    """A noun phrase: its English subject and object forms, and its German form by case.
 
-    A pronoun or a name has fixed German `forms`. Otherwise the German follows from the noun, its
-    determiner and its modifiers.
+    A pronoun or a name has fixed German `forms`. For other phrases, the German form follows from
+    the noun, its determiner and its modifiers.
     """
 
     en: str
     object: str  # in English
-    agreement: int  # of the English verb: 0 am, 1 are, 2 is
-    person: int  # of the German verb: 0 ich, 1 du, 2 er, 3 wir, 4 sie
-    forms: tuple[str, ...] | None = None  # German, by case
+    agreement: int  # agreement of the English verb: 0 am, 1 are, 2 is
+    person: int  # person of the German verb: 0 ich, 1 du, 2 er, 3 wir, 4 sie
+    forms: tuple[str, ...] | None = None  # in German, by case
     _: KW_ONLY
     gender: int = 0  # column of a declension table
     sex: str | None = None
@@ -102,7 +102,7 @@ class NP:
     noun: Noun | None = None
     determiner: Determiner | None = None
     modifiers: tuple[Both, ...] = ()  # adjectives: English, German stem
-    attribute: str = ""  # a German genitive behind the noun
+    attribute: str = ""  # a German genitive after the noun
     relative: Both | None = None  # a relative clause
 
     def german(self, case: int) -> str:
@@ -182,8 +182,8 @@ def noun_phrase(
 ) -> NP:
     """Returns the phrase of a noun with a determiner.
 
-    `modifiers` are adjectives as (English, German stem). The genitive of an `owner` takes the place
-    of the article.
+    `modifiers` are adjectives as (English, German stem). The genitive of an `owner` replaces the
+    article.
     """
     is_plural, is_german_plural = noun.numbers[-1 if plural else 0]
     words = [english for english, _ in modifiers]
@@ -240,9 +240,9 @@ CONTRACTIONS = {
 
 
 def prepositional(preposition: str, np: NP, case: int) -> str:
-    """Returns the German preposition and phrase: "unter dem Tisch".
+    """Returns a German preposition with its phrase, such as "unter dem Tisch".
 
-    A plain article is contracted with the preposition: "im Garten", "zur Schule".
+    A definite article is contracted with the preposition, as in "im Garten" and "zur Schule".
     """
     text = np.german(case)
     if np.determiner is THE and not np.relative:
@@ -257,15 +257,15 @@ def prepositional(preposition: str, np: NP, case: int) -> str:
 # Clauses in both languages.
 #
 # A `Clause` is an abstract structure of noun phrases, a verb and adverbials. `english` and `german`
-# put it into words by the rules of their language. English has do-support, particles and inversion.
-# German has cases, the place of the finite verb, the middle field and the verbal bracket.
+# render it by the rules of their language. English has do-support, particles and inversion. German
+# has cases, the position of the finite verb, the middle field and the verbal bracket.
 #
-# The grammar always makes the same choice where German has several: "you" is "du". The English past
-# and present perfect become the German perfect, except for "sein", "haben", "wissen" and the modal
-# verbs, which take the preterite.
+# If German has several forms, the grammar always uses the same one: "you" is "du", and the English
+# past and present perfect become the German perfect, except for "sein", "haben", "wissen" and the
+# modal verbs, which take the preterite.
 
 PRESENT, PROGRESSIVE, PAST, PERFECT, FUTURE, MODAL = range(6)
-# the place of the German finite verb; SHARED leaves out the subject and the auxiliary
+# the position of the German finite verb; SHARED omits the subject and the auxiliary
 SECOND, FIRST, LAST, SHARED = range(4)
 
 
@@ -281,7 +281,7 @@ class Clause:
     accusative: NP | None = None
     dative: NP | None = None
     governed: NP | None = None  # the object of the preposition that the verb takes
-    to: bool = False  # "gives the book to her", not "gives her the book"
+    to: bool = False  # "gives the book to her" instead of "gives her the book"
     lead_time: bool = False  # whether the adverbial of time comes first
     time: Both | None = None
     frequency: Both | None = None
@@ -301,7 +301,7 @@ DO = ("do", "do", "does")
 
 
 def english_verb(clause: Clause, inverted: bool) -> Both:
-    """Returns the auxiliary, or "", and the rest of the verb: ("does", "call"), ("", "called")."""
+    """Returns (auxiliary or "", rest of the verb), such as ("does", "call") or ("", "called")."""
     verb = clause.verb
     tense = clause.tense
     modal = clause.modal
@@ -329,7 +329,7 @@ def english_verb(clause: Clause, inverted: bool) -> Both:
 
 
 def english_rest(clause: Clause, verbal: str) -> list[str]:
-    """Returns the words from the lexical verb on. `verbal` are the words of the verb."""
+    """Returns the words from the lexical verb on. `verbal` is the verb itself."""
     verb = clause.verb
     accusative = clause.accusative
     dative = clause.dative
@@ -363,7 +363,7 @@ def english_rest(clause: Clause, verbal: str) -> list[str]:
 def english(clause: Clause, inverted: bool = False, shared: bool = False) -> str:
     """Returns the clause in English.
 
-    `inverted` puts the auxiliary before the subject. `shared` leaves both out.
+    `inverted` puts the auxiliary before the subject. `shared` omits both.
     """
     auxiliary, verbal = english_verb(clause, inverted)
     subject = clause.subject
@@ -388,7 +388,7 @@ def english(clause: Clause, inverted: bool = False, shared: bool = False) -> str
 def german_verb(clause: Clause, person: int) -> tuple[str, str, str]:
     """Returns the finite verb, the rest of the verb, and both together.
 
-    The rest stands at the end of a main clause, both at the end of a subordinate clause.
+    The rest is at the end of a main clause, and both are at the end of a subordinate clause.
     """
     verb = clause.verb
     tense = clause.tense
@@ -408,15 +408,15 @@ def german_verb(clause: Clause, person: int) -> tuple[str, str, str]:
 
 
 def negative_object(clause: Clause) -> bool:
-    """Whether the German negation is "kein" on the object instead of "nicht"."""
+    """Returns whether the German negation is "kein" with the object instead of "nicht"."""
     np = clause.accusative
     return np is not None and np.determiner is not None and np.determiner.negative
 
 
 def middle_field(clause: Clause, accusative: NP | None, dative: NP | None) -> list[str]:
-    """Returns the words between the parts of the verb.
+    """Returns the words between the two parts of the German verb.
 
-    The order is pronouns, time, noun objects (dative first), negation, manner, company, place.
+    Their order is pronouns, time, noun objects (dative first), negation, manner, company, place.
     """
     words = []
     if accusative and accusative.pronoun:
@@ -446,9 +446,9 @@ def middle_field(clause: Clause, accusative: NP | None, dative: NP | None) -> li
 
 
 def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
-    """Returns the clause in German, with its finite verb at the place `order`.
+    """Returns the clause in German, with its finite verb in the position `order`.
 
-    Words that `lead` a main clause put the subject behind the verb.
+    If words `lead` a main clause, the subject comes after the verb.
     """
     verb = clause.verb
     if verb.frame == "pleasing":  # "Anna likes the coat" is "der Mantel gefällt Anna"
@@ -480,7 +480,7 @@ def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
 
 
 def infinitive(clause: Clause, gerund: bool = False, opening: Both = ("", "")) -> Both:
-    """Returns the clause as a complement: ("to call her brother", ", ihren Bruder anzurufen,")."""
+    """Returns an infinitive clause: ("to call her brother", ", ihren Bruder anzurufen,")."""
     verb = clause.verb
     english_words = english_rest(clause, verb.ing if gerund else f"to {verb.base}")
     german_words = [
@@ -494,10 +494,7 @@ def infinitive(clause: Clause, gerund: bool = False, opening: Both = ("", "")) -
 
 
 def imperative(clause: Clause, polite: bool = False) -> Both:
-    """Returns an imperative to one person.
-
-    If the subject is "we", it is "let us" with the German infinitive.
-    """
+    """Returns an imperative that addresses one person, or "let us" if the subject is "we"."""
     verb = clause.verb
     together = clause.subject is PRONOUNS["we"]
     english_words = [
@@ -523,9 +520,9 @@ def imperative(clause: Clause, polite: bool = False) -> Both:
 
 
 def embedded(clause: Clause) -> Clause:
-    """Returns the clause with nothing before its subject.
+    """Removes what comes before the subject of the clause, and returns the clause.
 
-    A clause with a complement at its end loses its adverbial of time.
+    A clause that ends with a complement loses its adverbial of time.
     """
     if clause.complement:
         clause.time = None
@@ -534,7 +531,7 @@ def embedded(clause: Clause) -> Clause:
 
 
 def subclause(conjunction: Both, clause: Clause) -> Both:
-    """Returns a conjunction and its clause: ("that he sleeps", ", dass er schläft,")."""
+    """Returns a subordinate clause: ("that he sleeps", ", dass er schläft,")."""
     embedded(clause)
     return f"{conjunction[0]} {english(clause)}", f", {conjunction[1]} {german(clause, LAST)},"
 

@@ -1,23 +1,24 @@
 """The built-in English-German parallel corpus: sentences drawn from a seeded grammar.
 
 A sentence is drawn as an abstract structure of clauses, noun phrases, verbs and adverbials.
-`clauses.english` and `clauses.german` put it into words, so that both sides always say the same.
-The grammar covers phenomena that make translation more than the look-up of words:
+`clauses.english` and `clauses.german` render it, so that both sides always have the same meaning.
+The grammar covers phenomena that make translation more than word-by-word lookup:
 
 * articles, possessives and adjectives with gender, number and case; weak nouns; genitives
-* German verb second, verb first and verb last; the brackets of separable verbs, modal verbs and
-  the perfect
+* German verb-second, verb-first and verb-last order; the brackets of separable verbs, modal verbs
+  and the perfect
 * subordinate, relative and infinitive clauses with their commas; fronting and inversion
 * government: dative verbs, verbs with two objects, reflexive verbs, prepositions with their cases
   and contractions
 * English do-support, progressive, irregular forms, a/an, stranded prepositions and particles
 * pronouns with the gender of the German noun; numbers in words; time of day; comparison
 
-The German is a function of the English: no sentence has two translations. Where German has
-several forms, the grammar always makes the same choice. Pronouns with an unclear German gender
-are not used.
+The German sentence is a function of the English one, so that no sentence has two translations. If
+German has several forms, the grammar always uses the same one. Pronouns whose German gender would
+be unclear are not used.
 
-`lexicon` lists the words, `morphology` inflects them, and `phrases` says which fit each other.
+`lexicon` lists the words, `morphology` inflects them, and `phrases` defines which words fit
+together.
 """
 
 import hashlib
@@ -110,7 +111,7 @@ from transformer_jax.data.grammar.phrases import (
 # --------------------------------------------------------------------------------------------------
 # Questions with a question word.
 #
-# The functions `ask_...` return the clause, the English question words and the German ones.
+# The functions `ask_...` return (clause, English question words, German question words).
 
 
 def draw_asked(rng: Draw) -> NP:
@@ -119,7 +120,7 @@ def draw_asked(rng: Draw) -> NP:
 
 
 def ask_object(rng: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
-    """Draws "who" or "what" as object, by the first class of objects of the verb."""
+    """Draws "who" or "what" as the object, depending on the objects that the verb takes."""
     clause = draw_clause(
         rng, ("accusative", "accusative", "dative", "prepositional"), subject, past, positive=True
     )
@@ -157,7 +158,7 @@ def ask_which(rng: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
 def ask_circumstance(rng: Draw, subject: NP, past: bool, direct: bool) -> tuple[Clause, str, str]:
     """Draws "where", "where to", "why" or "when".
 
-    "when" occurs in direct questions only, because the conjunction "when" is "als".
+    "when" occurs only in direct questions, because the conjunction "when" is translated as "als".
     """
     if rng.chance(0.4):
         verb = draw_verb(rng, ("location", "location", "direction", "journey"))
@@ -177,7 +178,7 @@ def ask_circumstance(rng: Draw, subject: NP, past: bool, direct: bool) -> tuple[
 def content_question(rng: Draw, past: bool | None = None, direct: bool = True) -> Both:
     """Draws a question with a question word.
 
-    If `direct` is false, it is a subordinate clause.
+    If `direct` is false, the question is a subordinate clause.
     """
     past = rng.chance(0.4) if past is None else past
     x = rng.random()
@@ -209,7 +210,7 @@ OWNABLE = nouns("house car dog bicycle garden shoe coat cat book room".split())
 
 
 def coreferent(rng: Draw, np: NP) -> NP | None:
-    """Returns a pronoun for the person of `np`, or None for another subject."""
+    """Returns a pronoun that refers to the person in `np`, or None to use another subject."""
     if rng.chance(0.4):
         return None
     if np.pronoun:
@@ -220,13 +221,13 @@ def coreferent(rng: Draw, np: NP) -> NP | None:
 
 
 def attach_relative(rng: Draw, np: NP, past: bool, avoid: Verb) -> None:
-    """Gives the noun phrase a relative clause. `avoid` is the verb of the main clause."""
+    """Adds a relative clause to the noun phrase. `avoid` is the verb of the main clause."""
     noun = np.noun
     forms = tuple(row[np.gender] for row in RELATIVE)
     person = noun.kind in ("person", "kin")
     x = rng.random()
     word = "who" if person else "that"
-    lead = ""  # the German words before the subject, where the pronoun is no subject
+    lead = ""  # the German words before the subject if the pronoun is not the subject
     pronoun = NP(
         word,
         word,
@@ -359,7 +360,7 @@ def statement(rng: Draw) -> Both:
 def relative_statement(rng: Draw) -> Both:
     """Draws a relative clause on the subject or the object.
 
-    In German, the relative clause of an object stands behind the verb.
+    In German, the relative clause of an object comes after the verb.
     """
     past = rng.chance(0.4)
     if rng.chance(0.45):
@@ -401,7 +402,7 @@ def weather_clause(rng: Draw, past: bool, plain: bool = False) -> Clause:
 def temporal_clauses(rng: Draw, conjunction: Both, past: bool) -> tuple[Clause, Clause]:
     """Draws plain main and subordinate clauses for "before", "while", "when" and "if".
 
-    The main clause of "until" and "while" is a state or an activity.
+    For "until" and "while", the main clause is a state or an activity.
     """
     frames = ("intransitive", "location") if conjunction[0] in ("while", "until") else DYNAMIC
     main = draw_clause(rng, past=past, verb=draw_verb(rng, frames, dynamic=True), plain=True)
@@ -489,7 +490,7 @@ def impersonal_statement(rng: Draw) -> Both:
 
 
 def coordination(rng: Draw) -> Both:
-    """Draws "and", "but" or "so". After "deshalb" stands the German verb."""
+    """Draws "and", "but" or "so". In German, the verb directly follows "deshalb"."""
     past = rng.chance(0.45)
     x = rng.random()
     first = weather_clause(rng, past) if x > 0.9 else draw_any(rng, past)
@@ -512,7 +513,7 @@ def _but(first: Clause, second: Clause) -> Both:
 
 
 def shares_auxiliary(clause: Clause, other: Verb) -> bool:
-    """Whether `other` can follow without subject and auxiliary in both languages."""
+    """Returns whether `other` can follow without subject and auxiliary in both languages."""
     if clause.tense == MODAL:
         return not clause.modal.full and not clause.modal.link
     return clause.tense != PROGRESSIVE and (clause.tense != PAST or bool(other.past))
@@ -617,7 +618,7 @@ def command(rng: Draw) -> Both:
 
 
 def existential(rng: Draw) -> Both:
-    """Draws "there is" or "there are": "es gibt" with the accusative, always in the singular."""
+    """Draws "there is" or "there are", in German "es gibt" in the singular with the accusative."""
     past = rng.chance(0.3)
     plural = rng.chance(0.45)
     noun = rng.pick(FURNISHED) if rng.chance(0.5) else rng.pick(ANIMALS)
@@ -675,7 +676,7 @@ def time_of_day(rng: Draw) -> Both:
 # --------------------------------------------------------------------------------------------------
 # The kinds of sentences with their weights, and the pairs of a split.
 
-VERSION = "1"  # part of the data fingerprint; a change of any sentence needs a new one
+VERSION = "1"  # part of the data fingerprint; must change whenever any sentence changes
 SPLITS = ("train", "valid", "test")
 MIN_WORDS, MAX_WORDS = 3, 22
 WEIGHTS = {
@@ -697,11 +698,12 @@ WEIGHTS = {
     price: 1,
     time_of_day: 0.4,
 }
+# Each kind is repeated in proportion to its weight, so that a uniform choice follows the weights.
 SENTENCES = tuple(kind for kind, weight in WEIGHTS.items() for _ in range(round(5 * weight)))
 
 
 def finish(en: str, de: str) -> Both:
-    """Adds capitals and merges the comma at the end of a clause with the next mark."""
+    """Capitalizes both sides, and merges the comma after a clause with the next punctuation."""
     de = de.replace(" ,", ",")
     for mark in ",.?!":
         de = de.replace(f",{mark}", mark)
@@ -709,15 +711,16 @@ def finish(en: str, de: str) -> Both:
 
 
 def sentence(rng: Draw) -> Both:
-    """Draws a sentence in both languages. WEIGHTS are the weights of its kinds."""
+    """Draws a sentence in both languages, of a kind drawn in proportion to WEIGHTS."""
     return finish(*rng.pick(SENTENCES)(rng))
 
 
 def split_of(english_sentence: str) -> str:
-    """Returns the split of an English sentence, whatever the seed.
+    """Returns the split of an English sentence, which does not depend on the seed.
 
     80 % of the sentences are in train, 10 % in valid and 10 % in test.
     """
+    # A hash of the sentence decides, so that no sentence of one split occurs in another.
     bucket = zlib.crc32(english_sentence.encode()) % 10
     return SPLITS[0] if bucket < 8 else SPLITS[bucket - 7]
 
@@ -725,11 +728,12 @@ def split_of(english_sentence: str) -> str:
 def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
     """Returns an English sentence and its German translation.
 
-    The pair is a pure function of the arguments, on every machine and in every version of Python.
+    The pair is a pure function of the arguments, on every machine and in every Python version.
     Raises ValueError for an unknown split.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
+    # Rejection sampling: sentences are drawn until one is in the split and has a suitable length.
     attempt = 0
     while True:
         key = f"{VERSION}/{seed}/{split}/{index}/{attempt}".encode()

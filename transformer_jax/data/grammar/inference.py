@@ -1,15 +1,16 @@
-"""Inference pairs of the grammar's English, with labels that are right by construction.
+"""Inference pairs from the grammar's English, whose labels are correct by construction.
 
-A pair of clauses has one subject, verb and tense. They differ in the object (a red car, a vehicle),
-in adverbials and in negation. Natural logic then decides (MacCartney & Manning 2007): "Anna buys a
-red car today." entails "Anna buys a vehicle.", and "Anna does not buy a vehicle." entails "Anna
-does not buy a red car.". The opposite hypotheses are contradictions, and an object of another kind
-is neutral.
+The two clauses of a pair share subject, verb and tense. They differ in the object (a red car, a
+vehicle), in adverbials and in negation. Natural logic determines the label (MacCartney & Manning
+2007): "Anna buys a red car today." entails "Anna buys a vehicle.", and "Anna does not buy a
+vehicle." entails "Anna does not buy a red car.". The negations of such hypotheses are
+contradictions, and an object of another kind makes a pair neutral.
 
-Other pairs have a statement and a hypothesis about its topic, "This example is about drinks.". A
-topic is a noun or the name of its kind. It is entailed where the statement has the noun, or one of
-the kind, and contradicted where the statement has no noun of that kind. The names UNSEEN occur in
-no such hypothesis: they are the labels of zero-shot classification.
+Other pairs consist of a statement and a hypothesis about its topic, such as "This example is about
+drinks.". A topic is a noun or the name of its kind. The hypothesis is entailed if the statement has
+that noun, or a noun of that kind, and it is contradicted if the statement has no noun of that kind.
+The topics in UNSEEN never occur in these hypotheses, because they are the labels of zero-shot
+classification.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ from transformer_jax.data.grammar.phrases import (
     draw_person,
 )
 
-VERSION = "1"  # part of the data fingerprint; a change of any pair needs a new one
+VERSION = "1"  # part of the data fingerprint; must change whenever any pair changes
 LABELS = ("entailment", "neutral", "contradiction")
 TEMPLATE = "This example is about {}."
 # topic: the kind of its nouns in the lexicon
@@ -60,7 +61,8 @@ SEEN = {
     "texts": "reading",
 }
 UNSEEN = {"animals": "animal", "clothing": "wear", "food": "food", "vehicles": "vehicle"}
-# For each kind, the kinds whose nouns leave open whether they belong to it: no pair needs to know.
+# For each kind, the kinds whose nouns may or may not belong to it. Pairs whose label would depend
+# on this are not generated.
 NEAR = {
     "building": ("room", "outdoors", "opening"),
     "device": ("thing", "vehicle", "furniture"),
@@ -74,7 +76,7 @@ NEAR = {
     "tongue": ("subject", "topic"),
     "wear": ("thing",),
 }
-# the noun of each kind of object
+# the general noun for each kind of object
 GENERAL = {
     noun.kind: noun
     for noun in (
@@ -88,7 +90,7 @@ GENERAL = {
         Noun("vehicle n Fahrzeug -s -e", "vehicle"),
     )
 }
-# (whether the premise is negated, whether its object is general, whether that of the hypothesis is)
+# (is the premise negated, is its object general, is the object of the hypothesis general)
 FORMS = (
     (False, False, False),
     (False, False, True),
@@ -100,7 +102,7 @@ FORMS = (
 
 
 def _objects(verb: Verb) -> dict[str, list[Noun]]:
-    """Returns the nouns that the verb may have as object, by kind."""
+    """Returns the nouns that may be the object of the verb, by kind."""
     objects = {}
     for noun in verb.nouns:
         if noun.bare and noun.kind in GENERAL and noun is not GENERAL[noun.kind]:
@@ -112,11 +114,11 @@ OBJECTS = {verb: _objects(verb) for verb in VERBS["accusative"] if verb.is_actio
 
 
 def others(verb: Verb, kind: str) -> list[str]:
-    """Returns the kinds of objects that are certainly not of this kind."""
+    """Returns the kinds of objects of a verb that certainly do not overlap with this kind."""
     return [other for other in OBJECTS[verb] if other != kind and other not in NEAR.get(kind, ())]
 
 
-# the verbs that take an object of a kind, and one of another kind
+# for each kind, the verbs that take an object of that kind as well as one of another kind
 VERBS_OF = {
     kind: [verb for verb, kinds in OBJECTS.items() if kind in kinds and others(verb, kind)]
     for kind in GENERAL
@@ -130,16 +132,16 @@ _FORM = re.compile(rf"\b({'|'.join(sorted(_NOUN_OF, key=len, reverse=True))})\b"
 
 
 def nouns_in(text: str) -> list[Noun]:
-    """Returns the nouns of a text, in order."""
+    """Returns the nouns in a text, in order."""
     return [_NOUN_OF[form.lower()] for form in _FORM.findall(text)]
 
 
 def pair(seed: int, split: str, index: int) -> tuple[str, str, str]:
-    """Returns a premise, a hypothesis and its label, a pure function of the arguments.
+    """Returns (premise, hypothesis, label), which is a pure function of the arguments.
 
-    The premise decides about the split. A third of the pairs has each label; half of those that
-    are not neutral are about topics.
+    A third of the pairs has each label. Half of the pairs that are not neutral are about topics.
     """
+    # Draws are repeated until the premise is in the split, so that no premise is in two splits.
     label = LABELS[index % 3]
     is_about_topic = label != "neutral" and index % 6 < 3
     for rng in _draws(f"pair/{seed}/{split}/{index}"):
@@ -149,7 +151,7 @@ def pair(seed: int, split: str, index: int) -> tuple[str, str, str]:
 
 
 def labelled_text(seed: int, split: str, index: int) -> tuple[str, str]:
-    """Returns a text and its topic, the only one of UNSEEN to which its nouns belong."""
+    """Returns a text and its topic, which is the only topic in UNSEEN that its nouns belong to."""
     topic, kind = [*UNSEEN.items()][index % len(UNSEEN)]
     others = {*UNSEEN.values(), *NEAR.get(kind, ())} - {kind}
     for rng in _draws(f"text/{seed}/{split}/{index}"):
@@ -160,23 +162,25 @@ def labelled_text(seed: int, split: str, index: int) -> tuple[str, str]:
 
 
 def _draws(key: str) -> Iterator[Draw]:
+    """Yields an endless sequence of random streams, which depends only on `key`."""
     for attempt in itertools.count():
         digest = hashlib.blake2b(f"{VERSION}/{key}/{attempt}".encode(), digest_size=8).digest()
         yield Draw(int.from_bytes(digest, "big"))
 
 
 def _statement(rng: Draw) -> str:
-    return _capitalised(statement(rng)[0])
+    return _capitalized(statement(rng)[0])
 
 
-def _capitalised(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
 def _about_topic(rng: Draw, label: str) -> tuple[str, str] | None:
-    """Draws a statement and a hypothesis. Returns None where the statement has no topic.
+    """Draws a statement and a hypothesis about a topic. Returns None if the statement has no topic.
 
-    The topic of a contradiction is that of another statement: it is as frequent as in entailments.
+    For a contradiction, the topic is taken from another statement, so that each topic is as
+    frequent in contradictions as in entailments and does not give the label away.
     """
     text = _statement(rng)
     nouns = [noun for noun in nouns_in(text) if noun.kind in _KINDS]
@@ -194,7 +198,7 @@ def _about_topic(rng: Draw, label: str) -> tuple[str, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Object:
-    """An object without an article, and with the noun of its kind in place of its own."""
+    """An object whose article is not chosen yet, and which may be replaced by a general noun."""
 
     noun: Noun
     plural: bool
@@ -221,7 +225,7 @@ def _draw_object(rng: Draw, nouns: list[Noun], plural: bool) -> _Object:
 
 
 def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
-    """Draws a pair of clauses. Returns None where its subject leaves the negation open."""
+    """Draws a pair of clauses. Returns None if the scope of a negation would be ambiguous."""
     kind = rng.pick([*GENERAL])
     verb = rng.pick(VERBS_OF[kind])
     subject = draw_person(rng)
@@ -235,7 +239,8 @@ def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
         hypothesis = _draw_object(rng, OBJECTS[verb][other], plural)
     negated, *is_general = rng.pick(FORMS)
     is_opposite = rng.chance(0.5) if label == "neutral" else label == "contradiction"
-    # Adverbials narrow a clause: they may stand in a positive premise, or behind a negative one.
+    # Adverbials make a clause more specific. An entailment therefore holds if they are in a
+    # positive premise, or in the hypothesis of a negated premise.
     narrow = Clause(subject, verb, tense, accusative=premise.phrase(False, False))
     if rng.chance(0.5):
         draw_adverbials(rng, narrow, True)
@@ -251,4 +256,4 @@ def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
 
 def _sentence(clause: Clause, accusative: NP, negated: bool) -> str:
     changed = dataclasses.replace(clause, accusative=accusative, negated=negated)
-    return _capitalised(f"{english(changed)}.")
+    return _capitalized(f"{english(changed)}.")

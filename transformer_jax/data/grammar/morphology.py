@@ -1,4 +1,4 @@
-"""Words of both languages with their forms, and numbers in words."""
+"""Inflected words of both languages, and numbers in words."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from transformer_jax.data.grammar import lexicon
 # Inflection of English and German words.
 #
 # A line of the lexicon becomes a noun, an adjective or a verb with all its forms in both languages.
-# Regular forms follow rules. The lexicon lists irregular ones.
+# Regular forms follow rules, and irregular forms are listed in the lexicon.
 
 SINGULAR, PLURAL = False, True
 NOM, ACC, DAT, GEN = range(4)
@@ -18,7 +18,7 @@ GENDERS = {"m": 0, "w": 0, "f": 1, "n": 2}
 
 
 def _columns(text: str) -> tuple[tuple[str, ...], ...]:
-    """Returns the endings by case for masculine, feminine, neuter and plural. `-` is no ending."""
+    """Parses endings by case for masculine, feminine, neuter and plural; `-` is an empty ending."""
     return tuple(tuple(ending.strip("-") for ending in row.split()) for row in text.split("/"))
 
 
@@ -36,11 +36,12 @@ RELATIVE = _columns(
 
 def umlaut(word: str) -> str:
     """Changes the last vowel that can take an umlaut: Apfel -> Äpfel, Haus -> Häus."""
-    place = max(word.lower().rfind(vowel) for vowel in "aou")
-    if word[place] == "u" and word[place - 1] in "aA":
-        place -= 1
-    vowel = {"a": "ä", "o": "ö", "u": "ü", "A": "Ä", "O": "Ö", "U": "Ü"}[word[place]]
-    return word[:place] + vowel + word[place + 1 :]
+    index = max(word.lower().rfind(vowel) for vowel in "aou")
+    # In the diphthong "au", the "a" takes the umlaut.
+    if word[index] == "u" and word[index - 1] in "aA":
+        index -= 1
+    vowel = {"a": "ä", "o": "ö", "u": "ü", "A": "Ä", "O": "Ö", "U": "Ü"}[word[index]]
+    return word[:index] + vowel + word[index + 1 :]
 
 
 def english_plural(noun: str) -> str:
@@ -50,13 +51,13 @@ def english_plural(noun: str) -> str:
 
 
 def doubled(word: str) -> str:
-    """Doubles the last consonant where an ending requires it: sit -> sitt(ing), big -> bigg(er)."""
+    """Doubles the last consonant if endings require it: sit -> sitt(ing), big -> bigg(er)."""
     is_short = re.fullmatch(r"[^aeiou]*[aeiou][^aeiouwxy]", word)
     return word + word[-1] if is_short or word in ("begin", "forget", "travel") else word
 
 
 def english_comparison(adjective: str) -> tuple[str, str]:
-    """Returns the comparative and the superlative."""
+    """Returns the comparative and the superlative of an English adjective."""
     if adjective in ("good", "bad"):
         return ("better", "best") if adjective == "good" else ("worse", "worst")
     if re.search(r"[^aeiou]y$", adjective) and "-" not in adjective:
@@ -89,8 +90,8 @@ class Adjective:
 class Noun:
     """A noun with its German forms by case.
 
-    `numbers` lists its possible numbers as (English plural, German plural). `bare` is whether it
-    can stand without an article.
+    `numbers` lists its grammatical numbers as (is plural in English, is plural in German). `bare`
+    is whether it can be used without an article.
     """
 
     def __init__(self, line: str, kind: str):
@@ -100,7 +101,7 @@ class Noun:
         self.kind = kind
         self.gender = GENDERS.get(gender, 3)
         self.sex = {"m": "m", "w": "m", "f": "f"}.get(gender) if kind in ("person", "kin") else None
-        # not bare: "die Hose", "der Unterricht"
+        # These are not bare: "die Hose", "der Unterricht".
         is_clothing = line.endswith(">") and kind in ("wear", "thing")
         self.bare = not (is_clothing or line.endswith(".") and kind == "event")
         genitive, plural_ending = (rest + ["-", "-"])[:2] if gender != "pl" else ("-", "-")
@@ -149,7 +150,7 @@ class Verb:
         self.reflexive = german[0] == "sich"
         self._german(*german[self.reflexive :])
         self.is_action = "state" not in self.flags and self.base != "be"
-        self.nouns: tuple[Noun, ...] = ()  # that fit as object
+        self.nouns: tuple[Noun, ...] = ()  # the nouns that fit as its object
 
     def _english(self, parts: str, *tail: str) -> None:
         self.base, past, participle = (parts.split("/") + ["", ""])[:3]
@@ -188,7 +189,7 @@ class Verb:
             self.present = (*forms[:4], forms[3])
             self.preterite = (*forms[4:], forms[-1]) if forms[4:] else None
         if third != regular and "ä" not in third:
-            self.imperative = third[:-1]  # hilf, gib, lies; but: schlaf, fahr
+            self.imperative = third[:-1]  # hilf, gib, lies, but not schlaf, fahr
         else:
             self.imperative = first if link or clipped else stem
         if principal:
@@ -203,12 +204,12 @@ class Verb:
 
 @dataclass(slots=True)
 class Modal:
-    """A modal verb. Without a German verb, its translation is the adverb "gern"."""
+    """A modal verb. If it has no German verb, its translation is the adverb "gern"."""
 
-    first: str  # person in English
-    third: str
+    first: str  # the English first person
+    third: str  # the English third person
     link: str  # words before the infinitive
-    full: str  # base of a full verb, which needs do-support; otherwise empty
+    full: str  # the base of a full verb, which needs do-support; "" for other modal verbs
     past: bool
     german: tuple[str, ...] | None  # by person
 
@@ -247,7 +248,7 @@ def english_number(n: int) -> str:
 def german_number(n: int, last: bool = True) -> str:
     """Returns `n` in words: 2105 is "zweitausendeinhundertfünf".
 
-    1 is "eins" if it is the last word, otherwise "ein".
+    1 is "eins" if it is the `last` word, and otherwise "ein".
     """
     if n >= 1000:
         head = "tausend" if n < 2000 else EINER[n // 1000] + "tausend"
@@ -262,7 +263,7 @@ def german_number(n: int, last: bool = True) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The words of the lexicon with their forms.
+# The words of the lexicon with all their forms.
 
 
 def _lines(table: str) -> list[str]:

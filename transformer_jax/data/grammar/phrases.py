@@ -1,4 +1,4 @@
-"""Drawing of phrases and simple clauses: words that fit each other, from a random stream."""
+"""Drawing phrases and simple clauses, whose words fit together, from a random stream."""
 
 import random
 
@@ -53,10 +53,10 @@ from transformer_jax.data.grammar.morphology import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Selection classes: the words that fit each other, and the weights of choices.
+# Selection classes: which words fit together, and the weights of choices.
 #
-# They keep the sentences plausible: one eats food and reads books. A choice that occurs several
-# times in a tuple has a higher weight.
+# They keep the sentences plausible, because one eats food but reads books. A choice that occurs
+# several times in a tuple has a higher weight.
 
 PEOPLE = nouns(["person"])
 KIN = nouns(["kin"])
@@ -75,7 +75,7 @@ OWNED = set(
 UNIQUE = set(nouns("father mother grandfather grandmother king queen sea".split()))
 PAIRS = set(nouns("shoe glove".split()))
 SINGLE_KIN = KIN[:10]
-# their plural has an article: not "tidies up rooms"
+# the plurals of these have an article, to avoid "tidies up rooms"
 FIXTURES = {"room", "building", "opening", "device", "vehicle", "furniture", "outdoors"}
 RELATIVE_SIZES = {"old", "young", "big", "small", "tall"}
 THINGS = nouns(
@@ -84,7 +84,7 @@ THINGS = nouns(
 )
 INANIMATE = nouns("reading wear vehicle thing device furniture".split())
 COLOURS = {"white", "black", "grey", "brown", "red", "blue", "green", "yellow"}
-# at most one adjective of each field: not "the old car is new"
+# a phrase has at most one adjective from each field, to avoid "the old car is new"
 FIELDS = [
     COLOURS,
     *(
@@ -128,7 +128,7 @@ SINGULARS = tuple(
 DEFINITE = tuple(DETERMINERS[word] for word in ("the", "the", "the", "this"))
 # the determiners of definite phrases
 CERTAIN = {DETERMINERS[word] for word in ("the", "this", *POSSESSIVES)}
-# the verbs that a noun can be the object of
+# for each noun, the verbs that it can be the object of
 BY_OBJECT = {
     noun: tuple(verb for verb in VERBS["accusative"] if noun in verb.nouns)
     for noun in NOUNS.values()
@@ -155,28 +155,28 @@ PRESENT_MODALS = tuple(
     MODALS[word] for word in "can can must want want would should may have like".split()
 )
 PAST_MODALS = tuple(MODALS[word] for word in "could wanted had".split())
-# states that take an adverbial of time in the past
+# states that take an adverbial of time in the past tense
 WITH_TIME = {"see", "hear", "be"}
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing of noun phrases from a random stream.
+# Drawing noun phrases from a random stream.
 #
-# A restriction that German word order or articles depend on is applied here, when a phrase is
-# drawn.
+# Restrictions that German word order or articles require are applied when a phrase is drawn.
 
 
 class Draw:
-    """Choices from a seeded stream.
+    """Random choices from a seeded stream.
 
-    They use `random()` alone, which is the same in every version of Python.
+    They use only `random()`, because its values are the same in every Python version, while other
+    methods of `random.Random` may change.
     """
 
     def __init__(self, seed: int):
         self.random = random.Random(seed).random
 
     def pick(self, options):
-        """Returns one of the options, all with equal probability."""
+        """Returns one of the options, chosen uniformly."""
         return options[int(self.random() * len(options))]
 
     def chance(self, probability: float) -> bool:
@@ -186,7 +186,7 @@ class Draw:
 def draw_number(rng: Draw) -> int:
     """Draws a number from 2 to 9999, mostly a small one.
 
-    101, 201 and so on are left out, because German nouns do not follow them.
+    101, 201 and so on are excluded, because German does not use them before a noun.
     """
     x = rng.random()
     count = 11 if x < 0.7 else 98 if x < 0.96 else 998 if x < 0.99 else 9997
@@ -195,7 +195,10 @@ def draw_number(rng: Draw) -> int:
 
 
 def draw_modifiers(rng: Draw, noun: Noun, determiner: Determiner) -> tuple:
-    """Draws up to two adjectives, the second a colour. Definite phrases may have a superlative."""
+    """Draws up to two adjectives, of which the second is a color.
+
+    Definite phrases may have a comparative or a superlative instead.
+    """
     if rng.random() > 0.32 or not noun.adjectives or noun.kind in ("tongue", "subject"):
         return ()
     adjective = rng.pick(noun.adjectives)
@@ -215,7 +218,7 @@ def draw_modifiers(rng: Draw, noun: Noun, determiner: Determiner) -> tuple:
 
 
 def fitting(noun: Noun, modifiers: tuple) -> list[Adjective]:
-    """Returns the adjectives that fit a noun with these modifiers: not "the old car is new"."""
+    """Returns the adjectives that fit a noun with modifiers, to avoid "the old car is new"."""
     if not modifiers:
         return noun.adjectives
     modifying = {english for english, _ in modifiers}
@@ -229,7 +232,7 @@ def fitting(noun: Noun, modifiers: tuple) -> list[Adjective]:
 
 
 def draw_possessive(rng: Draw, owner: NP | None) -> Determiner:
-    """Draws a possessive, mostly that of `owner`."""
+    """Draws a possessive, which mostly refers to `owner`."""
     if owner and owner.possessive and rng.chance(0.8):
         return DETERMINERS[owner.possessive]
     return DETERMINERS[rng.pick(("my", "my", "your", "his", "her", "our", "their"))]
@@ -238,7 +241,7 @@ def draw_possessive(rng: Draw, owner: NP | None) -> Determiner:
 def draw_determiner(rng: Draw, noun: Noun, plural: bool, owner: NP | None, kind: str) -> Determiner:
     """Draws a determiner that fits the noun.
 
-    `kind` is "any", "definite", "indefinite" or "negated", which is for an object under negation.
+    `kind` is "any", "definite", "indefinite", or "negated" for an object under negation.
     """
     if noun.kind == "tongue":
         return BARE if kind == "any" else DETERMINERS["not"]
@@ -273,10 +276,10 @@ def draw_np(
     kind: str = "any",
     number: bool | None = None,
 ) -> NP:
-    """Draws the phrase of a noun in `choice`.
+    """Draws a phrase with a noun from `choice`.
 
     `owner` is the phrase that a possessive refers to. For `kind`, see `draw_determiner`. `number`
-    is SINGULAR, PLURAL or None, for either.
+    is SINGULAR, PLURAL, or None for either.
     """
     noun = rng.pick(choice)
     if owner and noun is owner.noun:
@@ -298,10 +301,10 @@ def draw_np(
 
 
 def draw_person(rng: Draw, owner: NP | None = None, pronoun: float = 0.4) -> NP:
-    """Draws a pronoun, a name, a relative or a trade.
+    """Draws a person: a pronoun, a name, a relative or a profession.
 
-    The person is not the `owner`, which is the subject of the clause. `pronoun` is the probability
-    of a pronoun.
+    The person differs from the `owner`, which is the subject of the clause. `pronoun` is the
+    probability of a pronoun.
     """
     x = rng.random()
     if x < pronoun:
@@ -332,12 +335,12 @@ def draw_object(rng: Draw, verb: Verb, owner: NP, kind: str = "any") -> NP:
 
 
 def certain(np: NP | None) -> bool:
-    """Whether the phrase is definite. Only then do "nicht" and "schon" follow it."""
+    """Returns whether the phrase is definite. Only then do "nicht" and "schon" follow it."""
     return np is None or bool(np.forms) or np.determiner in CERTAIN
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing of adverbials: time, place, direction, manner, company.
+# Drawing adverbials: time, place, direction, manner, company.
 
 MINUTES = (("a quarter", "Viertel"), ("ten", "zehn"), ("twenty", "zwanzig"), ("five", "fünf"))
 
@@ -376,7 +379,7 @@ def draw_place(
 ) -> Both:
     """Draws a place: "in Berlin", "at the station", "im alten Haus".
 
-    `region` is the probability of a city or country. `choice` are the other places.
+    `region` is the probability of a city or country. Otherwise the place is one of `choice`.
     """
     if rng.chance(region):
         english_name, german_place, _, _ = rng.pick(REGIONS)
@@ -401,9 +404,9 @@ def draw_direction(rng: Draw, verb: Verb, owner: NP | None) -> Both:
 
 
 def draw_spot(rng: Draw, case: int, owner: NP | None) -> Both:
-    """Draws a spot on, under or behind something.
+    """Draws a place on, under or behind something.
 
-    The case is the dative for a place and the accusative for a direction.
+    The German `case` is the dative for a location and the accusative for a direction.
     """
     preposition, german_preposition, noun = rng.pick(SPOTS)
     modifiers = draw_modifiers(rng, noun, A) if rng.chance(0.5) else ()
@@ -447,7 +450,7 @@ def draw_time(rng: Draw, clause: Clause) -> Both | None:
 
 
 def _time_of_day(rng: Draw, past: bool, future: bool) -> Both:
-    """Draws a time of day, and the day in half of the cases."""
+    """Draws a time of day, in half of the cases together with the day."""
     day, german_day = "", ""
     if past:
         day, german_day = "yesterday ", "gestern "
@@ -460,8 +463,8 @@ def _time_of_day(rng: Draw, past: bool, future: bool) -> Both:
 def draw_adverbials(rng: Draw, clause: Clause, trailing: bool) -> None:
     """Draws the adverbials of a clause.
 
-    `trailing` is whether they may stand at its end in English. A complement there could be
-    understood to include them.
+    `trailing` is whether they may be at its end in English. They must not if a complement is there,
+    because they could be understood as part of it.
     """
     verb = clause.verb
     subject = clause.subject
@@ -497,15 +500,15 @@ def draw_adverbials(rng: Draw, clause: Clause, trailing: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing of clauses without a complement.
+# Drawing clauses without a complement.
 
 AT_HOME = ("at home", "zu Hause")
-# verbs of actions that nobody intends
+# verbs of unintended actions
 UNINTENDED = ("get", "catch", "fall", "lose", "forget", "find")
 
 
 def draw_verb(rng: Draw, frames: tuple[str, ...], dynamic: bool = False) -> Verb:
-    """Draws a verb of these frames. With `dynamic`, it is an intended action."""
+    """Draws a verb with one of these frames. With `dynamic`, it is an intended action."""
     verb = rng.pick(VERBS[rng.pick(frames)])
     while dynamic and (not verb.is_action or verb.base in UNINTENDED):
         verb = rng.pick(VERBS[rng.pick(frames)])
@@ -544,9 +547,9 @@ def draw_tense(rng: Draw, clause: Clause, past: bool) -> None:
 
 
 def draw_arguments(rng: Draw, clause: Clause) -> None:
-    """Draws the objects that the verb governs, and its place.
+    """Draws the objects that the verb governs, and its adverbial of place.
 
-    Under negation, all objects but the accusative are definite.
+    Under negation, all objects except the accusative are definite.
     """
     verb = clause.verb
     owner = clause.subject
@@ -597,8 +600,8 @@ def draw_clause(
 ) -> Clause:
     """Draws a clause without a complement.
 
-    Arguments that are given are not drawn. For `trailing`, see `draw_adverbials`. A `plain` clause
-    has no modal verb, no negation and no adverbials. A `positive` clause has no negation.
+    Only arguments that are not given are drawn. For `trailing`, see `draw_adverbials`. A `plain`
+    clause has no modal verb, no negation and no adverbials. A `positive` clause has no negation.
     """
     verb = verb or draw_verb(rng, frames)
     clause = Clause(subject or draw_subject(rng, verb), verb, accusative=accusative)
@@ -618,7 +621,7 @@ def draw_clause(
 
 
 def draw_copula(rng: Draw, subject: NP | None = None, past: bool | None = None) -> Clause:
-    """Draws a clause with "be": a quality, a comparison, a trade or a place."""
+    """Draws a clause with "be": a property, a comparison, a profession or a place."""
     if subject is None:
         if rng.chance(0.5):
             subject = draw_person(rng)
@@ -638,7 +641,7 @@ def draw_copula(rng: Draw, subject: NP | None = None, past: bool | None = None) 
         trade = rng.pick(MALE_TRADES)
         modifiers = draw_modifiers(rng, trade, A)
         np = noun_phrase(A, trade, False, modifiers)
-        # "ist Arzt" has no article, "ist ein guter Arzt" has one
+        # "ist Arzt" has no article, but "ist ein guter Arzt" has one
         clause.predicate = np.en, np.german(NOM) if modifiers else trade.singular[NOM]
         return clause
     if x < 0.3 and noun in PORTABLE:
@@ -666,7 +669,7 @@ def draw_copula(rng: Draw, subject: NP | None = None, past: bool | None = None) 
 def draw_comparison(rng: Draw, clause: Clause, adjective: Adjective) -> None:
     """Draws a comparison: "older than", "as old as", "the oldest".
 
-    The compared phrase is an object in English and a nominative in German.
+    The phrase compared with is in the object form in English and in the nominative in German.
     """
     subject = clause.subject
     x = rng.random()
@@ -704,7 +707,7 @@ def draw_any(
 
 
 def draw_infinitive(rng: Draw, controller: NP, frames: tuple[str, ...] = DYNAMIC) -> Clause:
-    """Draws a clause without tense. Its subject is the `controller`."""
+    """Draws a clause without tense, whose subject is the `controller`."""
     clause = Clause(controller, draw_verb(rng, frames, dynamic=True))
     draw_arguments(rng, clause)
     return clause

@@ -1,1 +1,1 @@
-"""Readers of training data: documents, sentence pairs, labelled tables, TFDS sets, corpora."""
+"""Readers of training data: documents, sentence pairs, labeled tables, TFDS sets, corpora."""

@@ -1,4 +1,4 @@
-"""Conversations, prompts and preferences between completions, as JSON lines or built in."""
+"""Conversations, prompts and preferences between completions, from JSON lines or built in."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -17,23 +17,27 @@ from transformer_jax.data.sources.text_files import (
 from transformer_jax.data.tokenizers.chat import ROLES, Message, Prompt
 
 # --------------------------------------------------------------------------------------------------
-# Conversations: JSON lines of messages, or of prompts and completions, and built-in ones.
+# Conversations: JSON lines of messages, JSON lines of prompts and completions, and built-in ones.
 #
 # A line is {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]},
-# or {"prompt": ..., "completion": ...}: a message of the user, and one of the assistant. Each split
-# is an object that can be iterated over again and has a fingerprint.
+# or {"prompt": ..., "completion": ...}, which are one message of the user and one of the assistant.
+# Each split is an object that can be iterated over repeatedly and has a fingerprint.
 
 CORPUS = "grammar"
-_HELD_OUT = 300  # built-in conversations of the validation and test splits
-_MOST_TURNS = 3  # of a built-in conversation
-_CONVERSATION_BYTES = 300  # of a built-in one, about
-_VERSION = "1"  # of the form of the built-in conversations
+_HELD_OUT = 300  # built-in conversations in each of the validation and test splits
+_MOST_TURNS = 3  # in a built-in conversation
+_CONVERSATION_BYTES = 300  # approximate size of a built-in conversation
+# Part of the fingerprint; it changes whenever the built-in conversations change.
+_VERSION = "1"
 _SYSTEM = "You translate between English and German."
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversations:
-    """The conversations in spans of JSON lines. Lines without text are left out."""
+    """The conversations in spans of JSON lines files. Blank lines are skipped.
+
+    Iterating raises UserError for a line that is not a conversation.
+    """
 
     spans: tuple[Span, ...]
 
@@ -57,7 +61,7 @@ def _boundary(file: str):
 
 
 def _conversation(value, place: Place) -> list[Message]:
-    """Returns the messages of a JSON value. Raises UserError where they are no conversation."""
+    """Returns the messages of a JSON value. Raises UserError if it is not a conversation."""
     match value:
         case {"messages": messages}:
             check(messages, str(place))
@@ -78,10 +82,10 @@ def _conversation(value, place: Place) -> list[Message]:
 
 
 def check(messages, where: str) -> None:
-    """Raises UserError where `messages` are no conversation; `where` begins the error.
+    """Raises UserError if `messages` is not a conversation. The message starts with `where`.
 
-    A conversation has at least one message. Only its first may be of the system. No content is
-    empty.
+    A conversation has at least one message, only its first message may be of the system, and no
+    content is empty.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(f"{where}: 'messages' must be a list of at least one message")
@@ -99,7 +103,7 @@ def check(messages, where: str) -> None:
 
 
 def check_turns(messages, where: str) -> None:
-    """Raises UserError where `messages` are no conversation that ends with the user."""
+    """Raises UserError if `messages` is not a conversation that ends with a user's message."""
     check(messages, where)
     if messages[-1]["role"] != "user":
         raise UserError(f"{where}: the last one must be of the user, whom the model answers")
@@ -112,18 +116,18 @@ def _check_text(text, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class GrammarConversations:
-    """Conversations of one to three translations, of sentences of the built-in grammar.
+    """Conversations about one to three translations of sentences from the built-in grammar.
 
     The user asks for the German of an English sentence, or for the English of a German one. Every
-    second conversation begins with a message of the system.
+    second conversation starts with a message of the system.
     """
 
     split: str
-    size: int  # the number of the last conversation, and one
-    start: int = 0  # the first conversation
+    size: int  # the end of the range of conversations
+    start: int = 0  # the start of the range
 
     def fingerprint(self) -> dict:
-        # Imported here because the lexicon takes time to read.
+        # Imported here because reading the lexicon takes time.
         from transformer_jax.data import grammar
 
         versions = {"grammar": grammar.VERSION, "conversations": _VERSION}
@@ -142,7 +146,7 @@ class GrammarConversations:
 
 
 def _translation(split: str, number: int) -> list[Message]:
-    """Returns the question for a translation, and its answer."""
+    """Returns a question for a translation, and its answer."""
     from transformer_jax.data import grammar
 
     english, german = grammar.sentence_pair(0, split, number)
@@ -156,10 +160,10 @@ def _translation(split: str, number: int) -> list[Message]:
 
 
 def open_conversations(data, split: str) -> Conversations | GrammarConversations | None:
-    """Returns the conversations of a split that `config.data` names; None where it names none.
+    """Returns the conversations of a split that `config.data` names, or None if it names none.
 
-    Raises UserError where a file does not exist, where two sources are named, and where there are
-    no training conversations.
+    Raises UserError if a file does not exist, if two sources are named, or if there are no training
+    conversations.
     """
     key = f"{split}_files"
     if data.corpus and data.train_files:
@@ -167,13 +171,13 @@ def open_conversations(data, split: str) -> Conversations | GrammarConversations
             f"config.data.corpus={data.corpus} and config.data.train_files: name one source of "
             "conversations"
         )
-    if data[key]:  # users may evaluate on their own files whatever the run was trained on
+    if data[key]:  # users may evaluate on their own files, whatever the run was trained on
         return Conversations(tuple(map(Span, matching_files(f"config.data.{key}", data[key]))))
     if data.corpus == CORPUS:
         return GrammarConversations(split, data.corpus_size if split == "train" else _HELD_OUT)
     if data.corpus:
         raise UserError(
-            f"config.data.corpus={data.corpus}: holds no conversations; only {CORPUS} does"
+            f"config.data.corpus={data.corpus}: has no conversations; only {CORPUS} does"
         )
     if split == "train":
         raise UserError(
@@ -183,15 +187,15 @@ def open_conversations(data, split: str) -> Conversations | GrammarConversations
 
 
 # --------------------------------------------------------------------------------------------------
-# Prompts that a model answers: JSON lines, or text with a prompt a line.
+# Prompts: JSON lines, or text files with one prompt per line.
 #
-# A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are not
-# read.
+# A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are
+# ignored.
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The prompts of files. Lines without text are left out."""
+    """The prompts in files. Blank lines are skipped."""
 
     paths: tuple[str, ...]
 
@@ -207,41 +211,41 @@ class Prompts:
 
 
 def open_prompts(data, split: str) -> Prompts | None:
-    """Returns the prompts of a split that `config.data` names; None where it names none."""
+    """Returns the prompts of a split that `config.data` names, or None if it names none."""
     paths = split_files(data, split)
     return paths and Prompts(paths)
 
 
 def _prompt(line: str, where: str) -> Prompt:
-    """Returns the prompt of a line. Raises UserError where it has none."""
+    """Returns the prompt of a line. Raises UserError if it has none."""
     value = from_json(line, where)
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
-        raise UserError(f"{where}: not a JSON object with 'prompt', and no JSON string")
+        raise UserError(f"{where}: neither a JSON object with 'prompt' nor a JSON string")
     return prompt_of(value, where)
 
 
 # --------------------------------------------------------------------------------------------------
 # Preferences between completions of a prompt, as JSON lines.
 #
-# A line is {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
-# "completions": [the best, ..., the worst]}. The "label" of a pair, 1 by default, is the
-# probability that `chosen` is preferred. In place of the prompt may stand "messages": a
-# conversation that ends with a message of the user.
+# A line is a pair, {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
+# "completions": [best, ..., worst]}. The "label" of a pair, 1 by default, is the probability that
+# `chosen` is preferred. "messages", a conversation that ends with a user's message, may replace the
+# prompt.
 
 FEWEST, MOST = 2, 9  # completions of a prompt (Ouyang et al. 2022, section 3.5: 4 to 9)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """Completions of a prompt.
+    """Ranked completions of a prompt.
 
     Attributes:
       where: file and line, for error messages.
-      prompt: a text that may be empty, or messages.
-      completions: different texts, the best first.
-      label: the probability that each of them is preferred to those behind it.
+      prompt: a text, which may be empty, or messages.
+      completions: different texts, from best to worst.
+      label: the probability that each of them is preferred to those after it.
     """
 
     where: str
@@ -252,7 +256,7 @@ class Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class Preferences:
-    """The rankings of files. A pair is a ranking of two. Lines without text are left out."""
+    """The rankings in files. A pair is a ranking of two completions. Blank lines are skipped."""
 
     paths: tuple[str, ...]
 
@@ -268,13 +272,13 @@ class Preferences:
 
 
 def open_preferences(data, split: str) -> Preferences | None:
-    """Returns the rankings of a split that `config.data` names; None where it names none."""
+    """Returns the rankings of a split that `config.data` names, or None if it names none."""
     paths = split_files(data, split)
     return paths and Preferences(paths)
 
 
 def _ranking(value, where: str) -> Ranking:
-    """Returns the ranking of a JSON value. Raises UserError where it is none."""
+    """Returns the ranking of a JSON value. Raises UserError if it is not one."""
     if not isinstance(value, dict):
         raise UserError(
             f"{where}: not a JSON object with 'prompt', 'chosen' and 'rejected', or with 'prompt' "
@@ -293,7 +297,7 @@ def _ranking(value, where: str) -> Ranking:
 
 
 def prompt_of(value: dict, where: str) -> Prompt:
-    """Returns the prompt of a JSON object. Raises UserError where there is none."""
+    """Returns the prompt of a JSON object. Raises UserError if there is none, or two."""
     if "messages" not in value:
         return text_of(value, "prompt", where)
     if "prompt" in value:
@@ -303,17 +307,17 @@ def prompt_of(value: dict, where: str) -> Prompt:
 
 
 def text_of(value: dict, key: str, where: str) -> str:
-    """Returns the text of a key. Raises UserError where there is none."""
+    """Returns the text under a key. Raises UserError if it is missing or not a text."""
     if key not in value:
         raise UserError(f"{where}: no key {key!r}")
     if not isinstance(value[key], str):
-        raise UserError(f"{where}: {key!r} is no text")
+        raise UserError(f"{where}: {key!r} is not a text")
     return value[key]
 
 
 def _completions(texts, where: str) -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where}: 'completions' is no list of texts")
+        raise UserError(f"{where}: 'completions' is not a list of texts")
     if not FEWEST <= len(texts) <= MOST:
         raise UserError(
             f"{where}: 'completions' has {len(texts)}: must have from {FEWEST} to {MOST}"

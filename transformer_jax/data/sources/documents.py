@@ -1,6 +1,7 @@
 """Documents of running text from text files, JSON lines, TFDS sets and built-in corpora.
 
-Each split is an object that can be iterated over again and has a fingerprint.
+Each split is an object that can be iterated over repeatedly and has a fingerprint. Its `parts()`
+are such objects, too.
 """
 
 import dataclasses
@@ -25,12 +26,12 @@ from transformer_jax.data.sources.text_files import (
 
 @dataclasses.dataclass(frozen=True)
 class Marked:
-    """Documents SOURCE MARKER TARGET, one for each pair, from which a causal language model learns
-    to continue the source with the target.
+    """Pairs as documents "SOURCE MARKER TARGET" for a causal language model.
 
-    Examples: "I am a student <to-fr> je suis étudiant", "ARTICLE <summarize> SUMMARY". The prompt
-    of the trained model is "SOURCE MARKER"; the document ends after the target. Liu et al. 2018,
-    section 4.2.3, use one sequence with a delimiter for summaries.
+    The model learns to continue the source with the target, as in "I am a student <to-fr> je suis
+    étudiant" or "ARTICLE <summarize> SUMMARY". The prompt of the trained model is "SOURCE MARKER",
+    and the document ends after the target. Liu et al. 2018, section 4.2.3, use such a sequence with
+    a delimiter for summarization.
     """
 
     pairs: SentencePairs
@@ -46,16 +47,16 @@ class Marked:
         return (f"{source} {self.marker} {target}" for source, target in self.pairs)
 
 
-# `Phase.slots` is a table with one entry per unit of weight.
+# The weights are limited because `Phase.slots` is a table with one entry per unit of weight.
 _MAX_TOTAL_WEIGHT = 100_000
 _CORPORA = {"python": PythonSources, "pydoc": PythonDocstrings, "inference": EntailedPairs}
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """UTF-8 files of documents.
+    """UTF-8 files of documents, which `split_on` separates.
 
-    Files named *.jsonl hold one JSON object a line, with the text under the key `field`.
+    Files named *.jsonl have one JSON object per line, with the text of a document under `field`.
     """
 
     files: tuple[str, ...]
@@ -71,12 +72,13 @@ class TextFiles:
 
     def parts(self) -> list["TextSpans"]:
         spans = []
+        # Parts end between documents, so that no document is tokenized in pieces.
         for file_spans in text_files.document_parts(self.files, self._boundary):
             spans.append(TextSpans(file_spans, self.split_on, self.field))
         return spans
 
     def _boundary(self, file: str):
-        """Returns the search for the end of a document of a file; None: the file is one."""
+        """Returns the function that finds a document boundary, or None for a single document."""
         if file.endswith(".jsonl") or self.split_on == "line":
             return text_files.next_line
         return text_files.next_blank_line if self.split_on == "blank_line" else None
@@ -87,7 +89,7 @@ class TextFiles:
 
 @dataclasses.dataclass(frozen=True)
 class TextSpans:
-    """The documents of spans of files."""
+    """The documents in spans of files. Raises UserError for a line that is not as expected."""
 
     spans: tuple[Span, ...]
     split_on: Literal["blank_line", "line", "file"]
@@ -105,6 +107,7 @@ class TextSpans:
         elif self.split_on == "line":
             yield from filter(str.strip, lines)
         else:
+            # Several blank lines in a row separate documents like a single one.
             for has_text, group in itertools.groupby(lines, key=_has_text):
                 if has_text:
                     yield "\n".join(group)
@@ -153,7 +156,7 @@ class TfdsText:
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation:
-    """Several texts, one after the other."""
+    """The concatenation of several texts."""
 
     texts: tuple
 
@@ -173,11 +176,12 @@ Documents = TextFiles | TfdsText | PythonSources | Marked
 def open_documents(data, split: str) -> Documents | None:
     """Returns the documents of a split ("train", "valid", "test") that `config.data` names.
 
-    Returns None where it names none. With `config.data.marker` the documents are made from sentence
-    pairs. Raises UserError where files or features do not exist, or where two sources are named.
+    Returns None if it names none. With `config.data.marker`, documents are made from sentence
+    pairs. Raises UserError if files or features do not exist, or if two sources are named.
     """
     _check_no_pairs(data, split)
     files_key = f"{split}_files"
+    # Files for evaluation come first, so that any run can be evaluated on the user's own text.
     if split != "train" and data[files_key]:
         return open_text_files(data, f"config.data.{files_key}", data[files_key])
     if data.marker:
@@ -186,7 +190,7 @@ def open_documents(data, split: str) -> Documents | None:
     if data.corpus:
         if data.corpus not in _CORPORA:
             raise UserError(
-                f"config.data.corpus={data.corpus}: holds no running text; "
+                f"config.data.corpus={data.corpus}: has no running text; "
                 f"must be one of {', '.join(_CORPORA)}"
             )
         return _CORPORA[data.corpus](split)
@@ -197,7 +201,7 @@ def open_documents(data, split: str) -> Documents | None:
 
 
 def _check_no_pairs(data, split: str) -> None:
-    """Raises UserError for keys of sentence pairs that would be ignored."""
+    """Raises UserError if the config names sentence pairs, which would be ignored."""
     keys = ("train_source", "train_target", f"{split}_source", f"{split}_target")
     named = [key for key in keys if data[key]]
     if named and not data.marker and (data.train_files or data.mixture or split != "train"):
@@ -208,7 +212,7 @@ def _check_no_pairs(data, split: str) -> None:
 
 
 def _marked_pairs(data, split: str) -> Marked | None:
-    """Returns the sentence pairs of a split as documents with a marker."""
+    """Returns the sentence pairs of a split as documents with a marker, or None."""
     if data.train_files or data.mixture:
         raise UserError(
             f"config.data.marker={data.marker!r}: needs sentence pairs, config.data.train_source "
@@ -219,7 +223,7 @@ def _marked_pairs(data, split: str) -> Marked | None:
 
 
 def _check_one_source(data, split: str) -> None:
-    """Raises UserError where the configuration names two sources, or none of training text."""
+    """Raises UserError if the config names two sources, or none for the training text."""
     named = [key for key in ("corpus", "tfds_name", "train_files", "mixture") if data[key]]
     if len(named) == 1 or (not named and split != "train"):
         return
@@ -232,23 +236,27 @@ def _check_one_source(data, split: str) -> None:
 
 
 def open_text_files(data, key: str, names: str | None) -> TextFiles | None:
-    """Returns the text files that `names` lists, None without names; `key` holds the names."""
+    """Returns the text files that `names` lists, or None without names.
+
+    `key` is the config key of `names`, for error messages.
+    """
     if not names:
         return None
     return TextFiles(tuple(matching_files(key, names)), data.split_on, data.text_field)
 
 
 def mixture(data) -> list[tuple[Documents, int]]:
-    """Returns the parts of the training text with their integer weights.
+    """Returns the training texts with their integer weights.
 
-    Without `config.data.mixture` there is one part, of weight 1.
+    Without `config.data.mixture`, there is a single text with weight 1. Raises UserError if no
+    training text is named or the mixture is invalid.
     """
     if not data.mixture:
         text = open_documents(data, "train")
         if text is None:
             raise UserError("config.data names no training text")
         return [(text, 1)]
-    open_documents(data, "valid")  # raises where another source stands beside the mixture
+    open_documents(data, "valid")  # raises if another source is named besides the mixture
     parts = [_weighted_files(data, part) for part in data.mixture]
     total = sum(weight for _, weight in parts)
     if total > _MAX_TOTAL_WEIGHT:
@@ -260,7 +268,7 @@ def mixture(data) -> list[tuple[Documents, int]]:
 
 
 def _weighted_files(data, part) -> tuple[TextFiles, int]:
-    """Returns a part of the mixture as (documents, weight). Raises UserError for other values."""
+    """Parses an entry of the mixture into (documents, weight). Raises UserError."""
     match part:
         case (str(names), int(weight)) if isinstance(part, tuple) and names and weight >= 1:
             return open_text_files(data, "config.data.mixture", names), weight

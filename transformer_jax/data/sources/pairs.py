@@ -1,4 +1,4 @@
-"""Pairs of texts: sentence pairs, and sources with targets in columns."""
+"""Pairs of texts: sentence pairs for translation, and sources and targets in columns of tables."""
 
 import dataclasses
 import itertools
@@ -15,23 +15,23 @@ from transformer_jax.storage import buckets
 # --------------------------------------------------------------------------------------------------
 # Sentence pairs from text files, TFDS sets and the built-in grammar.
 #
-# Each split is an object that can be iterated over again and has a fingerprint.
+# Each split is an object that can be iterated over repeatedly and has a fingerprint.
 
 Pair = tuple[str, str]
-_GRAMMAR_HELD_OUT = 1000  # pairs of the grammar's validation and test splits
-_GRAMMAR_PAIR_BYTES = 100  # about
+_GRAMMAR_HELD_OUT = 1000  # pairs in each of the grammar's validation and test splits
+_GRAMMAR_PAIR_BYTES = 100  # approximate size of a pair
 
 
 @dataclasses.dataclass(frozen=True)
 class TextPairs:
-    """Two UTF-8 text files; line n of one belongs to line n of the other."""
+    """Two parallel UTF-8 text files: line n of one is the translation of line n of the other."""
 
     source: str
     target: str
 
     @property
     def target_language(self) -> str | None:
-        """The last two-letter ending of the target file (train.fr, train.fr.txt)."""
+        """The last two-letter suffix of the target file, as in train.fr or train.fr.txt."""
         endings = self.target.rpartition("/")[2].lower().split(".")[1:]
         return next((ending for ending in reversed(endings) if len(ending) == 2), None)
 
@@ -49,7 +49,7 @@ class TextPairs:
 
 @dataclasses.dataclass(frozen=True)
 class TextPairsPart:
-    """The lines of two spans, which belong to each other."""
+    """The parallel lines of two spans. Iterating raises UserError if their numbers differ."""
 
     source: Span
     target: Span
@@ -66,15 +66,15 @@ class TextPairsPart:
 
 @dataclasses.dataclass(frozen=True)
 class GrammarPairs:
-    """The built-in English-German grammar."""
+    """Sentence pairs from the built-in English-German grammar."""
 
     split: str
-    size: int  # the number of the last pair, and one
-    start: int = 0  # the first pair
+    size: int  # the end of the range of pairs
+    start: int = 0  # the start of the range
     target_language: ClassVar[str] = "de"
 
     def fingerprint(self) -> dict:
-        # Imported here because the lexicon takes time to read.
+        # Imported here because reading the lexicon takes time.
         from transformer_jax.data import grammar
 
         return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
@@ -129,18 +129,18 @@ SentencePairs = TextPairs | GrammarPairs | TfdsPairs
 def open_pairs(data, split: str) -> SentencePairs | None:
     """Returns the sentence pairs of a split ("train", "valid", "test") that `config.data` names.
 
-    Returns None where it names none. Raises UserError where the split's files or features do not
-    exist, or where two sources are named.
+    Returns None if it names none. Raises UserError if files or features do not exist, or if two
+    sources are named.
     """
     _check_no_running_text(data, split)
     keys = f"{split}_source", f"{split}_target"
-    # Users may evaluate on their own files whatever the run was trained on.
+    # Users may evaluate on their own files, whatever the run was trained on.
     has_held_out_files = split != "train" and any(data[key] for key in keys)
     _check_one_source(data)
     if data.corpus and not has_held_out_files:
         if data.corpus != "grammar":
             raise UserError(
-                f"config.data.corpus={data.corpus}: holds no sentence pairs; only grammar does"
+                f"config.data.corpus={data.corpus}: has no sentence pairs; only grammar does"
             )
         return GrammarPairs(split, data.corpus_size if split == "train" else _GRAMMAR_HELD_OUT)
     if data.tfds_name and not has_held_out_files:
@@ -156,7 +156,10 @@ def open_pairs(data, split: str) -> SentencePairs | None:
 
 
 def _check_no_running_text(data, split: str) -> None:
-    """Raises UserError for keys of running text; with a marker, they are checked elsewhere."""
+    """Raises UserError if the config names running text.
+
+    With `config.data.marker`, sentence pairs become running text, and `documents` checks the keys.
+    """
     keys = [key for key in ("train_files", f"{split}_files", "mixture") if data[key]]
     if keys and not data.marker:
         raise UserError(
@@ -166,7 +169,7 @@ def _check_no_running_text(data, split: str) -> None:
 
 
 def _check_one_source(data) -> None:
-    """Raises UserError unless the configuration names exactly one source of training pairs."""
+    """Raises UserError unless the config names exactly one source of training pairs."""
     corpora = [key for key in ("corpus", "tfds_name") if data[key]]
     files = [key for key in ("train_source", "train_target") if data[key]]
     named = [*corpora, *files[:1]]
@@ -179,25 +182,25 @@ def _check_one_source(data) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Sources and targets of text to text: columns of tables and TFDS sets, and built-in summaries.
+# Text-to-text pairs: columns of tables and TFDS sets, and built-in summaries.
 
 TextPair = tuple[str, str]
 _BUILT_IN = {"functions": PythonFunctions}
 
 
 class LeadPairs(Protocol):
-    """Pairs (source, target), a line each, whose baseline is the beginning of the source."""
+    """Pairs (source, target), each of one line, with a baseline taken from the source's start."""
 
     def __iter__(self) -> Iterator[TextPair]: ...
     def fingerprint(self) -> dict: ...
     def parts(self) -> list: ...
     def lead(self, source: str) -> str:
-        """Returns the baseline's output for a source."""
+        """Returns the baseline's output for a source, such as its first sentences."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnPairs:
-    """Two columns of a table. Spaces and line ends in a text become one space each."""
+    """Two columns of a table. Each run of white space in a text becomes one space."""
 
     table: tables.Table | tables.TfdsTable
     lead_sentences: int
@@ -220,7 +223,7 @@ class ColumnPairs:
 
 @dataclasses.dataclass(frozen=True)
 class Prefixed:
-    """Pairs with a text in front of each source that is not empty (Raffel et al. 2020, 2.4)."""
+    """Pairs with a prefix before each nonempty source (Raffel et al. 2020, section 2.4)."""
 
     pairs: LeadPairs
     prefix: str
@@ -236,20 +239,20 @@ class Prefixed:
 
 
 def open_column_pairs(data, split: str, columns: TextPair, lead_sentences: int) -> LeadPairs | None:
-    """Returns the pairs of a split that `config.data` names; None where it names none.
+    """Returns the pairs of a split that `config.data` names, or None if it names none.
 
-    Raises UserError where files or features do not exist, or where two sources are named.
+    Raises UserError if files or features do not exist, or if two sources are named.
     """
     if data.corpus and (data.train_files or data.tfds_name):
         other = "train_files" if data.train_files else "tfds_name"
         raise UserError(
             f"config.data.corpus={data.corpus} and config.data.{other}: name one source of examples"
         )
-    # Users may evaluate on their own files whatever the run was trained on.
+    # Users may evaluate on their own files, whatever the run was trained on.
     if data.corpus and (split == "train" or not data[f"{split}_files"]):
         if data.corpus not in _BUILT_IN:
             raise UserError(
-                f"config.data.corpus={data.corpus}: holds no sources and targets; "
+                f"config.data.corpus={data.corpus}: has no sources and targets; "
                 f"must be one of {', '.join(_BUILT_IN)}"
             )
         return _BUILT_IN[data.corpus](split)

@@ -1,4 +1,4 @@
-"""Texts and summaries from the standard library of the running Python."""
+"""Text and code summaries from the standard library of the running Python."""
 
 import ast
 import collections
@@ -19,16 +19,17 @@ from transformer_jax.data import sentences
 # --------------------------------------------------------------------------------------------------
 # The built-in corpora "python" and "pydoc": the standard library of the running Python.
 
-# Tests and tables of characters would be half of the text, and they differ from the rest.
+# Tests and character tables are skipped, because they would be half of the text and differ from the
+# rest.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
 _HELD_OUT = {0: "valid", 1: "test"}  # by the file name's hash modulo 20
 
 
 @dataclasses.dataclass(frozen=True)
 class PythonSources:
-    """The source files of the standard library, one document each.
+    """The source files of the standard library, each of them a document.
 
-    One file in twenty is held out for validation, and one in twenty for the test split.
+    One file in twenty is held out for the validation split, and one in twenty for the test split.
     """
 
     split: str
@@ -49,9 +50,9 @@ class PythonSources:
 
 
 class PythonDocstrings(PythonSources):
-    """The documentation in the standard library, one sentence a line.
+    """The documentation in the standard library, with one sentence per line.
 
-    A document holds the docstrings and comments of one file, or one topic of `help()`.
+    A document consists of the docstrings and comments of one file, or of one topic of `help()`.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -72,11 +73,12 @@ def _standard_library(split: str) -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str:
+    """Returns the split of a file, which depends only on its name."""
     number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
     return _HELD_OUT.get(number, "train")
 
 
-@functools.cache  # Parsing takes seconds.
+@functools.cache  # because parsing takes seconds
 def _documentation(split: str) -> list[str]:
     documents = []
     for name, source in _standard_library(split):
@@ -90,7 +92,7 @@ def _documentation(split: str) -> list[str]:
 def _texts_of_file(name: str, source: str) -> list[list[str]]:
     """Returns the documents of a file, each as a list of docstrings, comments or topics."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+        with warnings.catch_warnings(action="ignore"):  # about invalid escape sequences
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return []
@@ -100,7 +102,7 @@ def _texts_of_file(name: str, source: str) -> list[list[str]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the line number and the text of each docstring."""
+    """Yields (line number, text) for each docstring."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
@@ -109,9 +111,9 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the line number and the text of each comment that does not follow code.
+    """Yields (line number, text) for each comment that is not on a line with code.
 
-    Comments on neighbouring lines form one text.
+    Comments on consecutive lines form one text.
     """
     for match in re.finditer(r"(?m)(?:^[ \t]*#(?!!).*\n)+", source):
         line = source.count("\n", 0, match.start()) + 1
@@ -119,13 +121,14 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """Yields the sentences of the paragraphs and list items of a text.
+    """Yields the sentences in the paragraphs and list items of a text.
 
-    Drops whatever does not end as a sentence does (titles, tables, signatures), doctests, and the
-    code after "::".
+    Everything that does not end like a sentence (titles, tables, signatures) is dropped, and so are
+    doctests and the code after "::".
     """
     text = re.sub(r"(?m)^[ \t]*[-=~^*#+]{3,}[ \t]*$", "", text)  # the underlines of titles
-    # The indentation of the paragraph that introduced code; deeper paragraphs are that code.
+    # The indentation of a paragraph that introduces code. More deeply indented paragraphs after it
+    # are that code.
     code_indent = None
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+[.)])\s)", text):
         indent = len(paragraph) - len(paragraph.lstrip())
@@ -139,11 +142,12 @@ def _prose(text: str) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The built-in summaries: functions of Python's standard library, and the first sentence of the
-# documentation of each.
+# The built-in code summaries: functions of Python's standard library, each with the first sentence
+# of its docstring.
 
-# The modules of Python 3.11 to 3.14 that document functions, without those that some systems
-# package apart (tkinter, idlelib). The list is fixed, so that versions differ in their texts alone.
+# The modules of Python 3.11 to 3.14 that have documented functions, except those that some systems
+# package separately (tkinter, idlelib). The list is fixed, so that Python versions differ only in
+# the text of these modules.
 _MODULES = """
     __future__ _aix_support _collections_abc _markupbase _osx_support _py_abc _pydecimal _pyio
     _strptime _threading_local abc antigravity argparse ast asyncio/base_events
@@ -191,22 +195,22 @@ _MODULES = """
     xmlrpc/server zipapp zipimport zoneinfo/_tzpath zoneinfo/_zoneinfo
 """
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_WORDS = range(3, 31)  # of a summary
+_WORDS = range(3, 31)  # allowed numbers of words in a summary
 _SHINGLE = 5  # tokens
-_MOST_OVERLAP = 0.5  # of the shingles of two functions
+_MOST_OVERLAP = 0.5  # Jaccard index of the shingles of two functions
 
 Pair = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class PythonFunctions:
-    """The documented functions and methods of a split, each (source, summary), a line each.
+    """The documented functions and methods of a split as pairs (source, summary) of one line each.
 
-    The source has no docstring, and one space in place of each run of spaces and line ends. The
-    summary is the first sentence of the docstring, of 3 to 30 words. A function belongs to the
-    split of its file in the corpora "python" and "pydoc". A function that is held out has no near
-    duplicate in an earlier split: no equal summary, and no source with which it shares half of all
-    shingles, 5 tokens long.
+    The source is without its docstring, and each run of white space in it is one space. The summary
+    is the first sentence of the docstring, with 3 to 30 words. A function belongs to the same split
+    as its file in the corpora "python" and "pydoc". A held-out function has no near duplicate in an
+    earlier split: no function there has the same summary, or a source with which it shares half or
+    more of all shingles (runs of 5 tokens).
     """
 
     split: str
@@ -224,21 +228,21 @@ class PythonFunctions:
         return iter(_splits()[self.split])
 
     def lead(self, source: str) -> str:
-        """Returns the baseline of a summary: the function's name and parameters, in words."""
+        """Returns the baseline summary: the words in the function's name and parameters."""
         head = re.search(r"\bdef (\w+) ?\((.*)", source)
         name, rest = head.groups()
         return " ".join(words_of_name(name) + _parameters(rest))
 
 
 def words_of_name(name: str) -> list[str]:
-    """Returns the words of a name, in lower case: my_name and myName have two."""
+    """Returns the lower-cased words of a name. For example, my_name and myName have two words."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
     return [word.lower() for word in words]
 
 
-@functools.cache  # Parsing takes seconds.
+@functools.cache  # because parsing takes seconds
 def _splits() -> dict[str, list[Pair]]:
-    """Returns the functions of each split, without near duplicates of those in earlier ones."""
+    """Returns the functions of each split, without near duplicates of those in earlier splits."""
     read = {split: [] for split in ("train", "valid", "test")}
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     for name in (f"{module}.py" for module in _MODULES.split()):
@@ -251,55 +255,58 @@ def _splits() -> dict[str, list[Pair]]:
 
 
 def _functions(content: bytes) -> Iterator[Pair]:
-    """Yields the source and the first sentence of each documented function of a file.
+    """Yields (source, first sentence of the docstring) for each documented function of a file.
 
-    Functions without a body beside the docstring are left out.
+    Functions whose body is only the docstring are skipped.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+        with warnings.catch_warnings(action="ignore"):  # about invalid escape sequences
             tree = ast.parse(content)
     except (SyntaxError, ValueError):
         return
+    # The columns of `ast` count bytes, so the file is handled as bytes, too.
     starts = [0, *itertools.accumulate(map(len, content.splitlines(keepends=True)))]
 
-    def place(line: int, column: int) -> int:
+    def offset(line: int, column: int) -> int:
         return starts[line - 1] + column
 
     kinds = (ast.Module, ast.ClassDef, *_FUNCTIONS)
     documented = [node for node in ast.walk(tree) if isinstance(node, kinds)]
     documented = [node for node in documented if ast.get_docstring(node)]
     docstrings = sorted(
-        (place(text.lineno, text.col_offset), place(text.end_lineno, text.end_col_offset))
+        (offset(text.lineno, text.col_offset), offset(text.end_lineno, text.end_col_offset))
         for text in (node.body[0] for node in documented)
     )
     for node in documented:
         if not isinstance(node, _FUNCTIONS) or len(node.body) == 1:
             continue
         first_line = min(part.lineno for part in (node, *node.decorator_list))
-        start, stop = place(first_line, 0), place(node.end_lineno, node.end_col_offset)
-        # Functions inside this one may have docstrings, too.
+        start, stop = offset(first_line, 0), offset(node.end_lineno, node.end_col_offset)
+        # The docstrings of nested functions are removed as well.
         inside = [span for span in docstrings if start <= span[0] < stop]
         bounds = [start, *itertools.chain.from_iterable(inside), stop]
-        parts = (content[begin:end] for begin, end in zip(bounds[::2], bounds[1::2]))
+        parts = (content[first:last] for first, last in zip(bounds[::2], bounds[1::2]))
         source = " ".join(b" ".join(parts).decode("utf-8", "replace").split())
         yield source, (sentences.split(ast.get_docstring(node), "punctuation") or [""])[0]
 
 
 def _is_summary(text: str) -> bool:
-    """Returns whether a first sentence describes a function, and is no signature or code."""
+    """Returns whether a first sentence describes a function, and is not a signature or code."""
     is_code = re.match(r"\W|[\w.]+\(", text) or re.search(r">>>|[-=]>", text)
     return not is_code and len(re.findall(r"\w+", text)) in _WORDS
 
 
 def _without_near_duplicates(held_out: list[Pair], earlier: list[Pair]) -> list[Pair]:
-    """Returns the functions that are held out and unlike all earlier ones."""
+    """Returns the held-out functions that are not near duplicates of earlier ones."""
     summaries = {_letters(summary) for _, summary in earlier}
     shingles = [_shingles(source) for source, _ in held_out]
     with_shingle = collections.defaultdict(list)
-    for number, of_function in enumerate(shingles):
-        for shingle in of_function:
+    # An inverted index from shingles to functions, so that only pairs of functions that share a
+    # shingle are compared.
+    for number, function_shingles in enumerate(shingles):
+        for shingle in function_shingles:
             with_shingle[shingle].append(number)
-    most = [0.0] * len(held_out)  # the largest overlap of each with an earlier function
+    most = [0.0] * len(held_out)  # the largest overlap of each one with an earlier function
     for source, _ in earlier:
         others = _shingles(source)
         shared = collections.Counter(
@@ -319,16 +326,16 @@ def _letters(summary: str) -> str:
 
 
 def _shingles(source: str) -> set[tuple[str, ...]]:
-    """Returns the runs of 5 neighbouring tokens; of fewer tokens, one run."""
+    """Returns all runs of 5 consecutive tokens, or a single run if there are fewer tokens."""
     tokens = re.findall(r"\w+|[^\w\s]", source)
     last = max(len(tokens) - _SHINGLE, 0)
     return {tuple(tokens[start : start + _SHINGLE]) for start in range(last + 1)}
 
 
 def _parameters(text: str) -> list[str]:
-    """Returns the words of the parameters, from the text behind a function's opening bracket.
+    """Returns the words in the parameters, given the text after a function's opening parenthesis.
 
-    self, cls, annotations and defaults are left out.
+    self, cls, annotations and default values are omitted.
     """
     words, depth, is_name = [], 0, True
     for token in re.findall(r"\w+|\S", text):

@@ -1,4 +1,4 @@
-"""Labelled examples: tables, tagged sentences, inference pairs and questions on paragraphs."""
+"""Labeled examples: tables, tagged sentences, inference pairs and questions about paragraphs."""
 
 import csv
 import dataclasses
@@ -13,29 +13,30 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Labelled examples in tables: text files with columns, JSON objects, and TFDS sets.
+# Labeled examples in tables: text files with columns, JSON objects, and TFDS sets.
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One example and its place, for error messages."""
+    """An example: the values of the requested columns, and its location for error messages."""
 
     where: str  # file and line
-    values: tuple  # of the requested columns
+    values: tuple
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
     """The rows of tables in files.
 
-    *.csv holds comma-separated values, *.jsonl one JSON object a line, *.json the same or one list
-    of objects. Any other file is tab-separated without quotes. `columns` are names in the header
-    (keys of the JSON objects), or numbers from 1 for tables without a header.
+    *.csv files have comma-separated values, *.jsonl files one JSON object per line, and *.json
+    files either the same or one list of objects. Any other file is tab-separated without quotes.
+    `columns` are names in the header (or keys of the JSON objects), or numbers that start at 1 for
+    tables without a header. Iterating raises UserError for a row that is not as expected.
     """
 
     paths: tuple[str, ...]
     columns: tuple[str, ...]
-    skip: bool = False  # leave out rows with too few or too many columns instead of raising
+    skip: bool = False  # skip rows with too few or too many columns instead of raising
 
     def fingerprint(self) -> dict:
         fingerprint = {
@@ -54,6 +55,8 @@ class Table:
     def _line_records(self, path: str) -> Iterator[Record]:
         num_skipped = 0
         header = None
+        # Columns that are numbers mean that the table has no header. Otherwise `indices` is empty
+        # until the first row, which is the header.
         indices = [int(column) - 1 for column in self.columns if column.isdecimal()]
         for number, row in _table_rows(path):
             where = f"{path}:{number}"
@@ -73,7 +76,7 @@ class Table:
             say(f"{path}: left out {num_skipped:,} rows with another number of columns")
 
     def _indices(self, header: list[str], where: str) -> list[int]:
-        """Returns the indices of the columns that a header names."""
+        """Returns the indices of the requested columns in a header."""
         missing = [column for column in self.columns if column not in header]
         if missing:
             raise UserError(
@@ -98,16 +101,17 @@ class Table:
 
 
 def _wrong_width(where: str, row: list[str], header: list[str] | None, last: int) -> UserError:
-    """The error of a row whose number of columns is not that of the header, or too small."""
+    """Returns the error for a row with a wrong number of columns."""
     expected = f"the header has {len(header)}" if header else f"column {last + 1} is needed"
     noun = "columns" if len(row) > 1 else "column"
     return UserError(f"{where}: {len(row)} {noun}, {expected}")
 
 
 def _json_values(path: str) -> Iterator[tuple[str, object]]:
-    """Yields the place and the value of each line, or of each item where a file is one list."""
+    """Yields (location, value) for each line, or for each item of a file that is one list."""
     numbered = enumerate(text_lines(path), 1)
     lines = ((number, line) for number, line in numbered if line.strip())
+    # A *.json file is one list if its first text starts with a bracket, and JSON lines otherwise.
     first_number, first_line = next(lines, (1, ""))
     if path.endswith(".json") and first_line.lstrip().startswith("["):
         items = from_json("".join([first_line, *(line for _, line in lines)]), path)
@@ -119,12 +123,12 @@ def _json_values(path: str) -> Iterator[tuple[str, object]]:
 
 
 def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of each row's last line, and its columns."""
+    """Yields (number of its last line, columns) for each row."""
     if not path.endswith(".csv"):
         for number, line in enumerate(text_lines(path), 1):
             yield number, line.split("\t")
         return
-    csv.field_size_limit(2**31 - 1)  # The default limit is too small for long texts.
+    csv.field_size_limit(2**31 - 1)  # the default limit, 128 KiB, is too small for long texts
     reader = csv.reader(text_lines(path, keep_ends=True), strict=True)
     try:
         for row in reader:
@@ -135,7 +139,7 @@ def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
 
 @dataclasses.dataclass(frozen=True)
 class TfdsTable:
-    """A split of a set that TFDS has prepared. The values of class labels are their names."""
+    """A split of a set that TFDS has prepared. Class labels are replaced by their names."""
 
     folder: str
     split: str
@@ -158,7 +162,7 @@ class TfdsTable:
 
 
 def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
-    """Returns a feature's value as text; class labels outside the names stay numbers."""
+    """Returns a feature's value as text. Class labels without a name, such as -1, stay numbers."""
     if class_names is not None and 0 <= int(value) < len(class_names):
         return class_names[int(value)]
     return tfds.decoded(value, where) if isinstance(value, (bytes, str)) else str(value)
@@ -167,9 +171,10 @@ def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
 def open_table(
     data, split: str, columns: Sequence[str], skip: bool = False
 ) -> Table | TfdsTable | None:
-    """Returns the examples of a split that `config.data` names; None where it names none.
+    """Returns the examples of a split that `config.data` names, or None if it names none.
 
-    `skip` is that of `Table`. Raises UserError where files do not exist.
+    `skip` is the same as in `Table`. Raises UserError if files do not exist, or if `columns` mixes
+    names and numbers.
     """
     if data.tfds_name and not data[f"{split}_files"]:
         prepared = tfds.prepared_split(data, split)
@@ -189,9 +194,9 @@ def open_table(
 
 
 def split_files(data, split: str) -> tuple[str, ...] | None:
-    """Returns the files of a split; None where none are named.
+    """Returns the files of a split, or None if none are named.
 
-    Raises UserError where a file does not exist, or where no training files are named.
+    Raises UserError if a file does not exist, or if no training files are named.
     """
     key = f"{split}_files"
     if data[key]:
@@ -202,14 +207,15 @@ def split_files(data, split: str) -> tuple[str, ...] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tagged sentences in CoNLL's columns.
+# Tagged sentences in the CoNLL format.
 
 
 @dataclasses.dataclass(frozen=True)
 class Conll:
-    """Sentences with one word a line; the last column is its tag.
+    """Sentences with one word per line, of which the last column is the tag.
 
-    A blank line ends a sentence. `prefix` is removed from each word.
+    A blank line ends a sentence. `prefix` is removed from each word. Iterating raises UserError for
+    a line that is not as expected.
     """
 
     paths: tuple[str, ...]
@@ -228,7 +234,7 @@ class Conll:
         first_line = 1
         width = 0
         for number, line in enumerate(text_lines(path), 1):
-            line = line.strip("\ufeff")  # Some published files hold marks inside.
+            line = line.strip("\ufeff")  # some published files have byte-order marks inside
             if not line.strip() or line.startswith("-DOCSTART-"):
                 if words:
                     yield Record(f"{path}:{first_line}", (tuple(words), tuple(tags)))
@@ -248,19 +254,19 @@ class Conll:
 
 
 # --------------------------------------------------------------------------------------------------
-# The built-in inference pairs, or tables in their place. The pairs are running text, too.
+# Built-in inference pairs, as labeled examples and as running text.
 
 CORPUS = "inference"
 COLUMNS = ("premise", "hypothesis", "label")
-_HELD_OUT = 1000  # pairs of the validation and test splits
-_DOCUMENTS = 30_000  # pairs of the training text; a third of them is entailed
+_HELD_OUT = 1000  # pairs in each of the validation and test splits
+_DOCUMENTS = 30_000  # pairs for the running training text; only the entailed third becomes text
 
 
 @dataclasses.dataclass(frozen=True)
 class InferencePairs:
-    """Premises and hypotheses of the built-in grammar, labelled by construction.
+    """Premises and hypotheses from the built-in grammar, whose labels are known by construction.
 
-    `columns` are those to read, of COLUMNS. See data/grammar/inference.py.
+    `columns` are the requested ones of COLUMNS. See data/grammar/inference.py.
     """
 
     split: str
@@ -268,7 +274,7 @@ class InferencePairs:
     columns: tuple[str, ...]
 
     def fingerprint(self) -> dict:
-        # Imported here because the lexicon takes time to read.
+        # Imported here because reading the lexicon takes time.
         from transformer_jax.data.grammar import inference
 
         return {
@@ -281,16 +287,16 @@ class InferencePairs:
     def __iter__(self) -> Iterator[Record]:
         from transformer_jax.data.grammar import inference
 
-        places = [COLUMNS.index(column) for column in self.columns]
-        for index in range(self.size):
-            pair = inference.pair(0, self.split, index)
-            where = f"config.data.corpus={CORPUS} {self.split} pair {index}"
-            yield Record(where, tuple(pair[place] for place in places))
+        indices = [COLUMNS.index(column) for column in self.columns]
+        for number in range(self.size):
+            pair = inference.pair(0, self.split, number)
+            where = f"config.data.corpus={CORPUS} {self.split} pair {number}"
+            yield Record(where, tuple(pair[index] for index in indices))
 
 
 @dataclasses.dataclass(frozen=True)
 class EntailedPairs:
-    """Documents of two sentences, a line each: a premise and a hypothesis that it entails."""
+    """Documents of two lines: a premise, and a hypothesis that it entails."""
 
     split: str
 
@@ -314,22 +320,22 @@ class EntailedPairs:
 def open_inference(
     data, split: str, columns: Sequence[str], skip: bool = False
 ) -> InferencePairs | Table | TfdsTable | None:
-    """Returns the examples of a split that `config.data` names; None where it names none.
+    """Returns the examples of a split that `config.data` names, or None if it names none.
 
-    `skip` is that of `Table`. Raises UserError where files or columns do not exist, or where
-    two sources are named.
+    `skip` is the same as in `Table`. Raises UserError if files or columns do not exist, or if two
+    sources are named.
     """
     if data.corpus and (data.train_files or data.tfds_name):
         other = "train_files" if data.train_files else "tfds_name"
         raise UserError(
             f"config.data.corpus={data.corpus} and config.data.{other}: name one source of examples"
         )
-    # Users may evaluate on their own files whatever the run was trained on.
+    # Users may evaluate on their own files, whatever the run was trained on.
     if not data.corpus or (split != "train" and data[f"{split}_files"]):
         return open_table(data, split, columns, skip)
     if data.corpus != CORPUS:
         raise UserError(
-            f"config.data.corpus={data.corpus}: holds no labelled examples; only {CORPUS} does"
+            f"config.data.corpus={data.corpus}: has no labeled examples; only {CORPUS} does"
         )
     if missing := [column for column in columns if column not in COLUMNS]:
         raise UserError(
@@ -340,7 +346,7 @@ def open_inference(
 
 
 # --------------------------------------------------------------------------------------------------
-# Questions on paragraphs in the form of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
+# Questions about paragraphs in the format of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
 
 _TFDS_FEATURES = ("id", "question", "context", "answers")
 _Answers = tuple[tuple[str, int], ...]  # (text, index of its first character in the context)
@@ -348,7 +354,7 @@ _Answers = tuple[tuple[str, int], ...]  # (text, index of its first character in
 
 @dataclasses.dataclass(frozen=True)
 class Squad:
-    """The questions of SQuAD's JSON files."""
+    """The questions in SQuAD's JSON files."""
 
     paths: tuple[str, ...]
 
@@ -358,8 +364,8 @@ class Squad:
     def __iter__(self) -> Iterator[Record]:
         """Yields a record for each question.
 
-        Its values are (id, question, context, ((text, first character), ...)). Questions that the
-        context does not answer have no answers.
+        Its values are (id, question, context, ((text, index of first character), ...)). A question
+        that the context does not answer has no answers. Raises UserError for a malformed file.
         """
         for path in self.paths:
             try:
@@ -385,7 +391,7 @@ def _answers(entry: dict) -> _Answers:
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSquad:
-    """The questions of a split that TFDS has prepared; records as those of Squad."""
+    """The questions of a split that TFDS has prepared. The records are the same as in `Squad`."""
 
     folder: str
     split: str
@@ -409,7 +415,7 @@ class TfdsSquad:
 
 
 def open_squad(data, split: str) -> Squad | TfdsSquad | None:
-    """Returns the questions of a split that `config.data` names; None where it names none."""
+    """Returns the questions of a split that `config.data` names, or None if it names none."""
     if data.tfds_name and not data[f"{split}_files"]:
         prepared = tfds.prepared_split(data, split)
         return prepared and TfdsSquad(*prepared)
@@ -420,7 +426,7 @@ def open_squad(data, split: str) -> Squad | TfdsSquad | None:
 def _checked_record(
     where: str, question_id: str, question: str, context: str, answers: _Answers
 ) -> Record:
-    """Returns the record. Raises UserError where an answer does not stand in its context."""
+    """Returns the record. Raises UserError if an answer is not at its position in the context."""
     texts = (question, context, *(text for text, _ in answers))
     starts = (start for _, start in answers)
     if not all(isinstance(text, str) for text in texts) or not all(
@@ -430,6 +436,7 @@ def _checked_record(
             f"{where}: question, context and answers must be texts, "
             "and answer_start must be a whole number"
         )
+    # A wrong offset, for example in bytes instead of characters, would train on other tokens.
     for text, start in answers:
         if not text or context[start : start + len(text)] != text:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Text files: reading them, cutting them into parts, and their remembered digests."""
+"""Reading text files, dividing them into parts, and caching their digests."""
 
 import contextlib
 import dataclasses
@@ -22,22 +22,23 @@ from transformer_jax.storage import buckets
 # --------------------------------------------------------------------------------------------------
 # Reading UTF-8 text and JSON from a disk, a bucket or stdin.
 
-_BLOCK_BYTES = 2**23  # read together
+_BLOCK_BYTES = 2**23  # read in one call
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Whole lines of a file: the bytes from `start` to `stop`."""
+    """Whole lines of a file: the bytes from `start` up to `stop`."""
 
     file: str
     start: int = 0
     stop: int | None = None  # None: the end of the file
-    first_line: int | None = None  # its number, from 1; None: counted where an error names a line
+    # the number of the first line, from 1; None: unknown, and counted only if an error needs it
+    first_line: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Line `index` of a span, from 0, as FILE:NUMBER in error messages."""
+    """The location of line `index` (from 0) of a span, as FILE:NUMBER in error messages."""
 
     span: Span
     index: int
@@ -49,7 +50,7 @@ class Place:
 
 
 def _newlines(file: str, stop: int) -> int:
-    """Returns the number of line ends before byte `stop` of a file."""
+    """Returns the number of line ends in the first `stop` bytes of a file."""
     count = 0
     if stop:
         with buckets.open_at(file, 0) as content:
@@ -62,8 +63,9 @@ def _newlines(file: str, stop: int) -> int:
 def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, or of a span of it. The path "-" means stdin.
 
-    Only "\\n" and "\\r\\n" end a line. They are removed unless `keep_ends`. A byte-order mark is
-    removed. Raises UserError with the number of a line that is not UTF-8.
+    Only "\\n" and "\\r\\n" end a line, because other separators occur inside texts. They are
+    removed unless `keep_ends` is true. A byte-order mark is removed. Raises UserError with the line
+    number if a line is not UTF-8.
     """
     span = Span(text) if isinstance(text, str) else text
     with (
@@ -71,26 +73,26 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
         if span.file == "-"
         else buckets.open_at(span.file, span.start) as file
     ):
-        place = span.start
+        offset = span.start
         for index, raw in enumerate(file):
-            if span.stop is not None and place >= span.stop:
+            if span.stop is not None and offset >= span.stop:
                 return
-            place += len(raw)
+            offset += len(raw)
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 fault = f"{error.reason} at byte {error.start} of the line"
                 raise UserError(f"{Place(span, index)}: not UTF-8 ({fault})") from None
-            if place == len(raw):
+            if offset == len(raw):  # the first line of the file
                 line = line.removeprefix("\ufeff")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 
 
 def from_json(text: str, where: str | Place):
-    """Returns the value of a JSON text; `where` is its place in error messages.
+    """Returns the value of a JSON text; `where` is its location for error messages.
 
-    Raises UserError for text that is not JSON. It also raises for a lone surrogate such as
-    \\ud83d, because no tokenizer accepts one.
+    Raises UserError if the text is not JSON, or if it contains a lone surrogate such as \\ud83d,
+    which no tokenizer accepts.
     """
     try:
         value = json.loads(text)
@@ -105,7 +107,7 @@ def from_json(text: str, where: str | Place):
 
 
 def check_not_empty(key: str, file: str) -> None:
-    """Raises UserError where `file` does not exist or is empty; `key` is the key that names it."""
+    """Raises UserError if `file` does not exist or is empty; `key` is the key that names it."""
     if not buckets.path(file).is_file():
         raise UserError(f"{key}={file}: no such file")
     if buckets.is_empty(file):
@@ -113,9 +115,10 @@ def check_not_empty(key: str, file: str) -> None:
 
 
 def matching_files(key: str, names: str) -> list[str]:
-    """Returns the files that `names` lists: paths, URLs and shell patterns, separated by commas.
+    """Returns the files that `names` lists.
 
-    `key` is the key that holds the names. Raises UserError for a file that is missing or empty.
+    `names` are paths, URLs and shell patterns that are separated by commas, and `key` is their
+    config key. Raises UserError if a file is missing or empty.
     """
     files = []
     for name in names.split(","):
@@ -129,39 +132,39 @@ def matching_files(key: str, names: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Cutting a text into parts by its bytes alone, so that many workers cut it alike.
+# Dividing a text into parts by its bytes alone, so that all workers divide it in the same way.
 #
-# A text has the method `parts()`. It returns a list of picklable texts which follow each other.
+# A text has the method `parts()`, which returns a list of consecutive, picklable texts.
 
 PART_BYTES = 2**24
-# A larger text has larger parts.
+# A text that would have more parts has larger parts instead.
 _MAX_PARTS = 1024
-_READ_BYTES = 2**23  # of a file that is read whole
-_LOOK_BYTES = 2**16  # read together in the search for the end of a document
+_READ_BYTES = 2**23  # read in one call from a file that is read in full
+_LOOK_BYTES = 2**16  # read in one call while searching for the end of a document
 
 
 def part_bytes(total: int) -> int:
-    """Returns the bytes of a part of a text of `total` bytes."""
+    """Returns the size in bytes of a part of a text of `total` bytes."""
     return max(PART_BYTES, -(-total // _MAX_PARTS))
 
 
 def ranges(count: int, num_bytes: int) -> list[tuple[int, int]]:
-    """Returns the ranges [start, stop) of the parts of `count` records of `num_bytes` in all."""
+    """Divides `count` records with `num_bytes` bytes in total into ranges [start, stop)."""
     num_parts = max(1, min(count, -(-num_bytes // part_bytes(num_bytes))))
     bounds = [count * part // num_parts for part in range(num_parts + 1)]
     return [*itertools.pairwise(bounds)]
 
 
-Lines = Iterator[tuple[int, bytes]]  # of a file, each with its place
+Lines = Iterator[tuple[int, bytes]]  # lines of a file, each with its offset
 
 
 def document_parts(
     files: Sequence[str], boundary: Callable[[str], Callable[[Lines, int], int] | None]
 ) -> list[tuple[Span, ...]]:
-    """Returns the spans of each part of files of documents. Small files share a part.
+    """Returns the spans in each part of files of documents. Small files share a part.
 
-    `boundary(file)(lines, size)` returns the place of the first line with which a document may
-    begin, or the size of the file. A file is not cut where `boundary(file)` is None.
+    `boundary(file)(lines, size)` returns the offset of the first line at which a document may
+    start, or the size of the file. If `boundary(file)` is None, the file is not divided.
     """
     sizes = [buckets.size(file) for file in files]
     limit = part_bytes(sum(sizes))
@@ -177,42 +180,43 @@ def document_parts(
 
 
 def _spans(file: str, size: int, limit: int, boundary: Callable | None) -> list[Span]:
-    """Returns the spans of a file, about equally long and at most a document above `limit`."""
+    """Returns spans of about equal size that exceed `limit` by at most one document."""
     num_parts = -(-size // limit) if boundary else 1
-    places = {0, size}
+    offsets = {0, size}
     for part in range(1, num_parts):
         start = size * part // num_parts
-        places.add(boundary(_lines(file, start), size))
-    return [Span(file, start, stop) for start, stop in itertools.pairwise(sorted(places))]
+        offsets.add(boundary(_lines(file, start), size))
+    return [Span(file, start, stop) for start, stop in itertools.pairwise(sorted(offsets))]
 
 
 def _lines(file: str, start: int) -> Lines:
-    """Yields (place, line) of the lines that begin at or after byte `start` > 0."""
+    """Yields (offset, line) for the lines that start at or after byte `start` > 0."""
     with buckets.open_at(file, start - 1, _LOOK_BYTES) as content:
-        # The rest of the line before: its end alone where a line begins at `start`.
-        place = start - 1 + len(content.readline())
+        # Reading starts one byte early, so that this skips the rest of the previous line, which is
+        # only its end if a line starts exactly at `start`.
+        offset = start - 1 + len(content.readline())
         for line in content:
-            yield place, line
-            place += len(line)
+            yield offset, line
+            offset += len(line)
 
 
 def next_line(lines: Lines, size: int) -> int:
-    """Returns the place of the first line; `size`, the end of the file, where there is none."""
+    """Returns the offset of the first line, or `size`, the end of the file, if there is none."""
     return next(lines, (size, b""))[0]
 
 
 def next_blank_line(lines: Lines, size: int) -> int:
-    """Returns the place of the first line without text, which ends a document."""
-    blank = (place for place, line in lines if not line.decode(errors="replace").strip())
+    """Returns the offset of the first blank line, which ends a document, or `size`."""
+    blank = (offset for offset, line in lines if not line.decode(errors="replace").strip())
     return next(blank, size)
 
 
 def aligned_parts(source: str, target: str) -> list[tuple[Span, Span]]:
-    """Returns the spans of each part of two files whose lines belong to each other.
+    """Returns the two spans of each part of parallel files, whose lines correspond to each other.
 
-    Both files are read once for their line ends. Raises UserError where their numbers of lines
-    differ.
+    Both files are read once to count their lines. Raises UserError if the counts differ.
     """
+    # The versions of the files are arguments only because they are part of the cache's key.
     return _aligned(source, target, buckets.version(source), buckets.version(target))
 
 
@@ -224,7 +228,7 @@ def _aligned(source: str, target: str, *_versions) -> list[tuple[Span, Span]]:
     if num_parts < 2:
         return [(Span(source), Span(target))]
     starts, num_lines = _line_starts(source, size, num_parts)
-    target_starts, num_target_lines = _places_of_lines(target, [number for number, _ in starts])
+    target_starts, num_target_lines = _line_offsets(target, [number for number, _ in starts])
     if num_lines != num_target_lines:
         raise unequal_lengths(source, num_lines, target, num_target_lines)
     bounds = zip([*starts, (num_lines, size)], [*target_starts, target_size])
@@ -235,7 +239,7 @@ def _aligned(source: str, target: str, *_versions) -> list[tuple[Span, Span]]:
 
 
 def unequal_lengths(first: str, count: int, second: str, count_of_second: int) -> UserError:
-    """Returns the error of two files whose lines should belong to each other."""
+    """Returns the error for two files that should be parallel but differ in length."""
     (shorter, lines), (longer, _) = sorted(
         [(first, count), (second, count_of_second)], key=lambda pair: pair[1]
     )
@@ -246,39 +250,40 @@ def unequal_lengths(first: str, count: int, second: str, count_of_second: int) -
 
 
 def _line_starts(file: str, size: int, num_parts: int) -> tuple[list[tuple[int, int]], int]:
-    """Returns the number (from 0) and the place of the first line of each part, and the lines.
+    """Returns (number from 0, offset) of the first line of each part, and the number of lines.
 
-    A part begins with the first line at or after its share of the file's bytes.
+    A part starts with the first line at or after its share of the file's bytes.
     """
     wanted = [size * part // num_parts for part in range(1, num_parts)]
     starts = {0: 0}
-    num_lines, place, block = 0, 0, b"\n"
+    num_lines, offset, block = 0, 0, b"\n"
     for block in _blocks(file):
-        while wanted and (end := block.find(b"\n", max(wanted[0] - 1 - place, 0))) >= 0:
-            starts[num_lines + block.count(b"\n", 0, end + 1)] = place + end + 1
+        while wanted and (end := block.find(b"\n", max(wanted[0] - 1 - offset, 0))) >= 0:
+            starts[num_lines + block.count(b"\n", 0, end + 1)] = offset + end + 1
             del wanted[0]
         num_lines += block.count(b"\n")
-        place += len(block)
+        offset += len(block)
+    # The last line may lack its line end.
     num_lines += not block.endswith(b"\n")
-    starts.pop(num_lines, None)  # the end of the file
+    starts.pop(num_lines, None)  # the end of the file is not the start of a line
     return [*starts.items()], num_lines
 
 
-def _places_of_lines(file: str, numbers: list[int]) -> tuple[list[int], int]:
-    """Returns the places of these lines, as far as the file has them, and its number of lines."""
-    wanted, places = numbers[1:], [0]
-    num_lines, place, block = 0, 0, b"\n"
+def _line_offsets(file: str, numbers: list[int]) -> tuple[list[int], int]:
+    """Returns the offsets of these lines, if the file has them, and its number of lines."""
+    wanted, offsets = numbers[1:], [0]
+    num_lines, offset, block = 0, 0, b"\n"
     for block in _blocks(file):
         count = block.count(b"\n")
         if wanted and wanted[0] <= num_lines + count:
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             while wanted and wanted[0] <= num_lines + count:
-                places.append(place + int(ends[wanted[0] - num_lines - 1]) + 1)
+                offsets.append(offset + int(ends[wanted[0] - num_lines - 1]) + 1)
                 del wanted[0]
         num_lines += count
-        place += len(block)
+        offset += len(block)
     num_lines += not block.endswith(b"\n")
-    return places, num_lines
+    return offsets, num_lines
 
 
 def _blocks(file: str) -> Iterator[bytes]:
@@ -288,17 +293,18 @@ def _blocks(file: str) -> Iterator[bytes]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The digests of raw files, remembered: a start reads no file that an earlier start has read.
+# A cache of the digests of raw files, so that a program reads no file again that an earlier program
+# has read.
 #
-# A digest holds for a path and a version of the file: size and time of change, or in a bucket the
-# generation. The digests lie in `config.data.cache`, in the folder `digests`.
+# A digest is valid for a path and a version of the file, which is its size and modification time,
+# or its generation in a bucket. The digests are in the folder `digests` of `config.data.cache`.
 
 _FILE = "digests.json"
-_MOST = 100_000  # the oldest digests beyond that many are forgotten
-_SMALL = 2**20  # bytes; to read a smaller file takes no longer than to write its digest
+_MOST = 100_000  # if there are more digests, the oldest ones are dropped
+_SMALL = 2**20  # bytes; reading a smaller file takes no longer than writing its digest
 _SAVE_SECONDS = 30  # between two writes of the file
-# Seconds. Two changes within a tick of the file system's clock may leave size and time equal, so
-# the digest of a file that has just changed is not remembered.
+# Seconds. Two changes within one tick of the file system's clock may leave size and modification
+# time the same, so the digest of a file that has only just changed is not cached.
 _FRESH = 2
 
 Key = tuple[str, tuple]  # a path or URL, and the version of the file
@@ -306,20 +312,20 @@ Key = tuple[str, tuple]  # a path or URL, and the version of the file
 
 @dataclasses.dataclass
 class _Memory:
-    """The digests that this process knows."""
+    """The digests that are known in this process."""
 
     digests: dict[Key, str] = dataclasses.field(default_factory=dict)
-    folder: str = ""  # where those of earlier starts lie; "" for nowhere
-    is_read: bool = True  # whether `digests` has them
+    folder: str = ""  # the folder with the digests of earlier programs; "" for none
+    is_read: bool = True  # whether `digests` contains these
 
 
 _memory = _Memory()
 
 
 def remember_in(data) -> None:
-    """From now on, digests are read from the cache of `data`, config.data, and added to it.
+    """Makes `sha256` read digests from the cache of `data` (config.data) and add them to it.
 
-    With config.data.rebuild, those of earlier starts do not count.
+    With config.data.rebuild, digests of earlier programs are ignored.
     """
     folder = f"{str(data.cache).rstrip('/')}/digests"
     if data.rebuild:
@@ -329,7 +335,7 @@ def remember_in(data) -> None:
 
 
 def sha256(paths: Sequence[str]) -> list[str]:
-    """Returns the SHA-256 digest of each file. Reads those whose version is not known."""
+    """Returns the SHA-256 digest of each file. Only files of an unknown version are read."""
     if not _memory.is_read:
         _memory.is_read = True
         _memory.digests = _read(_memory.folder) | _memory.digests
@@ -338,11 +344,12 @@ def sha256(paths: Sequence[str]) -> list[str]:
     saved_at = time.monotonic()
     for path in paths:
         started = time.time()
-        key = place, version = _key(path)
+        key = location, version = _key(path)
         digest = _memory.digests.get(key)
         if digest is None:
-            with buckets.path(place).open("rb") as file:
+            with buckets.path(location).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
+            # The version is read again, because the file may have changed while it was read.
             if _is_settled(version, started) and _key(path) == key:
                 new[key] = _memory.digests[key] = digest
         digests.append(digest)
@@ -354,19 +361,18 @@ def sha256(paths: Sequence[str]) -> list[str]:
 
 
 def share() -> None:
-    """Gives all processes the digests that process 0 knows.
+    """Sends the digests that process 0 knows to all processes. Every process must call it.
 
-    Each then reads only files of another version, such as copies on its own disk. Every process
-    must call it.
+    A process then reads only files of another version, such as copies on its own disk.
     """
-    _memory.digests |= _of_rows(hosts.share(_rows(_memory.digests)))
+    _memory.digests |= _from_rows(hosts.share(_rows(_memory.digests)))
 
 
 def _key(path: str) -> Key:
-    # Behind all links, because a link may come to name another file.
-    place = buckets.path(path)
-    place = os.path.realpath(place) if isinstance(place, pathlib.Path) else str(place)
-    return place, buckets.version(place)
+    # Links are resolved, because a link may later point to another file.
+    location = buckets.path(path)
+    location = os.path.realpath(location) if isinstance(location, pathlib.Path) else str(location)
+    return location, buckets.version(location)
 
 
 def _is_settled(version: tuple, now: float) -> bool:
@@ -377,7 +383,7 @@ def _is_settled(version: tuple, now: float) -> bool:
 
 
 def _save(new: dict[Key, str]) -> None:
-    """Adds the digests of large files to those of the folder, where it can be written."""
+    """Adds the digests of large files to those in the folder, if it can be written."""
     large = {key: digest for key, digest in new.items() if _is_large(key[1])}
     if not large or not _memory.folder:
         return
@@ -393,20 +399,20 @@ def _is_large(version: tuple) -> bool:
     match version:
         case (size, _):
             return size >= _SMALL
-    return True  # each request to a bucket takes time
+    return True  # in a bucket, because each request takes time
 
 
 def _read(folder: str) -> dict[Key, str]:
-    """Returns the digests that were saved in the folder; none where they can't be read."""
-    # DamagedStore is a UserError.
+    """Returns the digests that were saved in the folder, or {} if they can't be read."""
+    # A damaged file is ignored, too: DamagedStore is a UserError.
     with contextlib.suppress(UserError, ValueError, TypeError):
-        return _of_rows(json.loads(Folder(folder).read(_FILE, sealed=True) or b"[]"))
+        return _from_rows(json.loads(Folder(folder).read(_FILE, sealed=True) or b"[]"))
     return {}
 
 
 def _rows(digests: dict[Key, str]) -> list:
-    return [[place, version, digest] for (place, version), digest in digests.items()]
+    return [[path, version, digest] for (path, version), digest in digests.items()]
 
 
-def _of_rows(rows: list) -> dict[Key, str]:
-    return {(place, tuple(version)): digest for place, version, digest in rows}
+def _from_rows(rows: list) -> dict[Key, str]:
+    return {(path, tuple(version)): digest for path, version, digest in rows}

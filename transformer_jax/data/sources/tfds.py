@@ -1,6 +1,7 @@
-"""Data sets that TensorFlow Datasets has prepared as array_record; TensorFlow is not needed.
+"""Data sets that TensorFlow Datasets (TFDS) has prepared as array_record.
 
-The functions import tensorflow_datasets when they run, because the import is slow.
+Reading them does not need TensorFlow. The functions import tensorflow_datasets when they run,
+because the import is slow.
 """
 
 import pathlib
@@ -16,11 +17,11 @@ _DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 def prepared_split(data, split: str) -> tuple[str, str] | None:
-    """Returns (folder, split name) of a split of the set that `config.data.tfds_name` names.
+    """Returns (folder, split name) for a split of the set that `config.data.tfds_name` names.
 
-    The folder is that of the newest prepared version. Returns None where the set has no validation
-    or test split and the configuration names none. Raises UserError where the set is not prepared,
-    is ambiguous or is in another format.
+    The folder is the one of the newest prepared version. Returns None if the set has no validation
+    or test split and the config does not name one. Raises UserError if the set has not been
+    prepared, is ambiguous, or has another format.
     """
     if not data.tfds_dir:
         raise UserError(
@@ -53,10 +54,10 @@ def prepared_split(data, split: str) -> tuple[str, str] | None:
 
 
 def _newest_version(data) -> pathlib.Path:
-    """Returns the folder of the newest version of the set."""
+    """Returns the folder of the newest version of the set. Raises UserError if there is none."""
     data_dir = buckets.path(data.tfds_dir)
     root = data_dir / data.tfds_name
-    # A killed preparation leaves folders with other names.
+    # A preparation that was killed leaves folders with other names.
     folders = [
         file.parent
         for file in root.rglob("dataset_info.json")
@@ -81,16 +82,19 @@ def _version_number(folder: pathlib.Path) -> list[int]:
 
 
 def digest(folder: str) -> str:
-    """Returns the digest of the description that TFDS has written beside a prepared set."""
+    """Returns the digest of the dataset_info.json that TFDS has written for a prepared set.
+
+    It is used instead of the digests of all data files, which would take long to compute.
+    """
     [digest] = sha256([f"{folder}/dataset_info.json"])
     return digest
 
 
 def examples(folder: str, split: str, encoded: tuple[str, ...] = ()) -> Iterator[dict]:
-    """Yields the examples of a prepared split: dictionaries of features.
+    """Yields the examples of a prepared split as dictionaries of features.
 
-    The features `encoded`, such as images, are the bytes of their files. Raises UserError where the
-    set lacks one of them.
+    The features in `encoded`, such as images, are returned as the bytes of their files. Raises
+    UserError if the set lacks one of them.
     """
     import tensorflow_datasets
 
@@ -101,7 +105,7 @@ def examples(folder: str, split: str, encoded: tuple[str, ...] = ()) -> Iterator
 
 
 def parts(folder: str, split: str) -> list[str]:
-    """Returns the names of the parts of a prepared split: "train[0:1000]" and so on."""
+    """Returns the names of the parts of a prepared split, such as "train[0:1000]"."""
     import tensorflow_datasets
 
     info = tensorflow_datasets.builder_from_directory(folder).info.splits[split]
@@ -110,7 +114,7 @@ def parts(folder: str, split: str) -> list[str]:
 
 
 def check_features(folder: str, example: dict, features: tuple[str, ...], remedy: str = "") -> None:
-    """Raises UserError where the example lacks one of the features."""
+    """Raises UserError if the example lacks one of the features."""
     missing = [feature for feature in features if feature not in example]
     if missing:
         available = ", ".join(example)
@@ -118,7 +122,7 @@ def check_features(folder: str, example: dict, features: tuple[str, ...], remedy
 
 
 def class_names(folder: str, feature: str) -> list[str] | None:
-    """Returns the names of a class label's values; None where the feature is no class label."""
+    """Returns the class names of a feature, or None if the feature is not a class label."""
     import tensorflow_datasets
 
     features = tensorflow_datasets.builder_from_directory(folder).info.features
@@ -126,7 +130,10 @@ def class_names(folder: str, feature: str) -> list[str] | None:
 
 
 def decoded(text: bytes | str, where: str) -> str:
-    """Returns a text feature as a string; `where` is its place in error messages."""
+    """Returns a text feature as a string; `where` is its location for error messages.
+
+    Raises UserError if it is not a text or not UTF-8.
+    """
     if isinstance(text, str):
         return text
     if not isinstance(text, bytes):

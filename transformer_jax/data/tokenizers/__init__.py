@@ -1,7 +1,7 @@
-"""Tokenizers: their kinds behind one interface, trained once and cached, or read from checkpoints.
+"""Tokenizers with a common interface, trained once and cached, or read from published checkpoints.
 
-`train_cached` and `run_tokenizer` serve training, `load` opens the tokenizer of a run, and
-`read_published` opens those of published models.
+`run_tokenizer` and `train_cached` return the tokenizer for training, `load` opens the tokenizer of
+a run, and `read_published` opens the tokenizer of a published model.
 """
 
 from transformer_jax.data.tokenizers.chat import ChatTokenizer, with_marks

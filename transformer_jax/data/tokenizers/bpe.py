@@ -15,19 +15,20 @@ from transformer_jax.data.tokenizers.tokenizer import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# What the tokenizers of GPT and of GPT-2 share.
+# The base class of the tokenizers of GPT and GPT-2.
 
 
 class BPE(LibraryTokenizer):
     """Byte-pair encoding (Sennrich et al. 2016).
 
-    The saved file lists the pieces by id, and the merges that make them by rank.
+    The saved file lists the pieces in the order of their ids, and the merges in the order of their
+    ranks. Raises ValueError if the vocabulary or the merges are incomplete.
     """
 
     needed: tuple[str, ...] = ()  # pieces that the vocabulary must have
     hf_class: str
-    # {name of a special token: the pieces that may stand for it}; the first one in the vocabulary
-    # does. Every vocabulary has an eos.
+    # {name of a special token: candidate pieces}, of which the first in the vocabulary is used.
+    # Every vocabulary must have an eos.
     special_pieces: dict[str, tuple[str, ...]]
 
     def __init__(self, model: bytes):
@@ -45,7 +46,7 @@ class BPE(LibraryTokenizer):
         self.cls_id, self.sep_id, self.mask_id = map(special.get, ("cls", "sep", "mask"))
 
     def _special_id(self, name: str) -> int | None:
-        """Returns the id of a special token; None where the vocabulary has no such token."""
+        """Returns the id of a special token, or None if the vocabulary has no such token."""
         pieces = self.special_pieces[name]
         return next((self._vocab[piece] for piece in pieces if piece in self._vocab), None)
 
@@ -56,7 +57,7 @@ class BPE(LibraryTokenizer):
             missing.insert(0, self.special_pieces["eos"][0])
         if missing:
             raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
-        # Without some of the merges, texts would have other ids.
+        # With some of the merges missing, texts would silently be encoded to other ids.
         merged = {merge.replace(" ", "") for merge in self._merges}
         unmade = [
             piece for piece in self._vocab if piece not in merged and not _needs_no_merge(piece)
@@ -66,12 +67,12 @@ class BPE(LibraryTokenizer):
 
     @classmethod
     def of(cls, vocab: dict[str, int], merges: list[str]) -> "BPE":
-        """Returns the tokenizer of these ids by piece, and of the lines of a merges.txt."""
+        """Returns a tokenizer with these ids by piece and the lines of a merges.txt."""
         return cls(json.dumps({"pieces": pieces_by_id(vocab), "merges": merges}).encode())
 
     @staticmethod
     def pipeline(vocab: dict[str, int], merges: list[tuple[str, str]]) -> huggingface.Tokenizer:
-        """Returns the library's tokenizer, without special tokens: text must not encode to them."""
+        """Returns the library tokenizer. It has no special tokens, so no text encodes to them."""
         raise NotImplementedError
 
     def _decode(self, ids):
@@ -90,6 +91,8 @@ class BPE(LibraryTokenizer):
     def hf_marked(self, marks):
         library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
         names = ("<start>", "<delimiter>", "<extract>")
+        # The library numbers added tokens consecutively, so unused tokens fill the gap between the
+        # tokenizer's vocabulary and the delimiter tokens, which are at the end of the model's.
         unused = [f"<unused {i}>" for i in range(self.vocab_size, marks[0])]
         library.add_special_tokens([*unused, *names])
         library.post_processor = huggingface.processors.TemplateProcessing(
@@ -105,15 +108,15 @@ class BPE(LibraryTokenizer):
 
 
 def _needs_no_merge(piece: str) -> bool:
-    """Whether a piece is a single character or special."""
+    """Returns whether a piece is a single character or a special token."""
     is_special = piece.startswith("<") and piece.endswith(">")
     return is_special or len(piece.removesuffix("</w>")) == 1
 
 
 # --------------------------------------------------------------------------------------------------
-# The tokenizers of GPT-2 and RoBERTa, over bytes, and of GPT, over characters.
+# The tokenizers of GPT-2 and RoBERTa, which merge bytes, and of GPT, which merges characters.
 
-# The special pieces before and after all others: GPT-2's, and those of RoBERTa (Liu et al. 2019).
+# The special tokens before and after all other pieces, for GPT-2 and RoBERTa (Liu et al. 2019).
 GPT2 = ((), ("<|endoftext|>",))
 ROBERTA = (("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",))
 
@@ -121,13 +124,13 @@ ROBERTA = (("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",))
 class ByteBPE(BPE):
     """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2).
 
-    Decoding gives back every text as it was.
+    Because every byte is a piece, no text is unknown, and decoding restores every text exactly.
     """
 
     file = "byte_bpe.json"
     # A printable character for each of the 256 bytes.
     needed = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
-    # GPT-2's vocabulary has the first only, RoBERTa's the others.
+    # GPT-2's vocabulary has only "<|endoftext|>", and RoBERTa's has the others.
     special_pieces = {
         "eos": ("<|endoftext|>", "</s>"),
         "bos": ("<s>",),
@@ -153,10 +156,11 @@ class ByteBPE(BPE):
         vocab_size: int,
         special: tuple[tuple[str, ...], tuple[str, ...]] = GPT2,
     ) -> "ByteBPE":
-        """Returns a tokenizer with the merges of pairs that occur at least twice.
+        """Returns a tokenizer that is trained by merging pairs that occur at least twice.
 
-        It has fewer pieces than `vocab_size` where the text has no more. Ids are in the order of
-        GPT-2: bytes, then merges. `special` are the pieces before and after these.
+        It has fewer than `vocab_size` pieces if the text does not yield more. As in GPT-2, the
+        bytes come first, followed by the merged pieces. `special` are the special tokens before and
+        after these. Raises UserError if `vocab_size` is too small for the bytes.
         """
         before, after = special
         num_special = len(before) + len(after)
@@ -191,12 +195,12 @@ class ByteBPE(BPE):
 
 
 class GPT1BPE(BPE):
-    """GPT's BPE over the characters of lower-cased words, each closed by "</w>" (Radford et al.
-    2018).
+    """GPT's BPE over the characters of lower-cased words, each of which ends with "</w>".
 
-    It equals Hugging Face's OpenAIGPTTokenizer without spacy and ftfy, which splits words as BERT
-    does. The published vocabulary has no end of a document. The end of a line takes its place,
-    because no text encodes to it.
+    It is the tokenizer of Radford et al. 2018, and is equivalent to Hugging Face's
+    OpenAIGPTTokenizer without spacy and ftfy, which splits words as BERT does. The published
+    vocabulary has no token for the end of a document. The token for the end of a line is used
+    instead, because no text encodes to it.
     """
 
     file = "gpt1_bpe.json"
@@ -227,13 +231,13 @@ class GPT1BPE(BPE):
 
 
 def from_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
-    """Returns the tokenizer of these pieces; "</w>" at the ends of words distinguishes GPT's."""
+    """Returns the tokenizer for these pieces: GPT's if some end with "</w>", otherwise GPT-2's."""
     is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges)
 
 
 def from_library(text: str) -> ByteBPE | GPT1BPE | None:
-    """Returns the tokenizer of a tokenizer.json; None where it is neither kind."""
+    """Returns the tokenizer for a tokenizer.json, or None if it is of neither kind."""
     parts = parts_of(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
         if parts.settings == parts_of(kind.pipeline({}, [])).settings:
@@ -243,18 +247,19 @@ def from_library(text: str) -> ByteBPE | GPT1BPE | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tokenizers of Llama and Qwen2, as a published tokenizer.json describes them. They split words
-# by rules of their own, which the file holds.
+# The tokenizers of Llama and Qwen2, as their published tokenizer.json describes them. Each splits
+# words by rules of its own, which that file contains.
 
 _NAMES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-# The end of a document where no file names it.
+# Candidates for the end of a document if no file names it.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
 class PublishedBPE(LibraryTokenizer):
-    """The BPE of a tokenizer.json.
+    """The BPE tokenizer of any tokenizer.json.
 
-    The saved file holds the content of tokenizer.json and the names of the special tokens.
+    The saved file contains the content of tokenizer.json and the names of the special tokens.
+    Raises ValueError if no special token ends a document.
     """
 
     file = "published_bpe.json"
@@ -265,7 +270,7 @@ class PublishedBPE(LibraryTokenizer):
         self._library = content["library"]
         self._names = content["special"]
         self._tokenizer = huggingface.Tokenizer.from_str(json.dumps(self._library))
-        # Texts must not encode to special tokens.
+        # With this setting, special tokens in a text are encoded as ordinary text.
         self._tokenizer.encode_special_tokens = True
         self._is_byte_level = (self._library["decoder"] or {}).get("type") == "ByteLevel"
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -281,9 +286,9 @@ class PublishedBPE(LibraryTokenizer):
 
     @classmethod
     def of(cls, text: str, config: dict) -> "PublishedBPE":
-        """Returns the tokenizer of a tokenizer.json and the content of tokenizer_config.json.
+        """Returns the tokenizer for a tokenizer.json and the content of tokenizer_config.json.
 
-        Raises ValueError where no special token ends a document.
+        Raises ValueError if no special token ends a document.
         """
         library = json.loads(text)
         added = {token["content"] for token in library["added_tokens"]}

@@ -1,7 +1,7 @@
-"""The chat template: conversations as ids, with marks that no text can contain.
+"""The chat template: conversations as ids, with special tokens that no text can encode to.
 
-A conversation is a list of messages, {"role": "user", "content": "Hello"} and so on. Each message
-is the mark of its role, its text, and the mark of an end:
+A conversation is a list of messages such as {"role": "user", "content": "Hello"}. Each message is
+rendered as the special token of its role, its text, and the special token of the end of a message:
 
     <user>Hello<end><assistant>Hello! What can I do?<end>
 """
@@ -19,15 +19,15 @@ from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 
 ROLES = ("system", "user", "assistant")
-MARKS = ("<system>", "<user>", "<assistant>", "<end>")  # one of each role, and the end
+MARKS = ("<system>", "<user>", "<assistant>", "<end>")  # one for each role, and the end
 FILE = "chat.json"
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": a text}
-Prompt = str | Sequence[Message]  # a text is a message of the user
+Prompt = str | Sequence[Message]  # a text is a single message of the user
 
 
 def as_messages(prompt: Prompt) -> Sequence[Message]:
-    """Returns the conversation that is to be answered."""
+    """Returns a prompt as a conversation that the assistant is to continue."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
@@ -36,7 +36,8 @@ class Rendered(NamedTuple):
 
     Attributes:
       ids: (N,) int32.
-      is_answer: (N,) bool, the tokens that the assistant writes: its texts, and the end of each.
+      is_answer: (N,) bool, the tokens that the assistant generates: its texts, and the end token
+        of each of its messages.
     """
 
     ids: Integer[np.ndarray, " N"]
@@ -44,10 +45,11 @@ class Rendered(NamedTuple):
 
 
 class ChatTokenizer(Tokenizer):
-    """A tokenizer with the marks of a conversation, one token each behind its vocabulary.
+    """A tokenizer with four further special tokens for conversations, after its vocabulary.
 
-    The ids of the marks are the last four. A text that contains "<user>" has the ids of these
-    letters: only a role gives a mark. Decoded marks give no text.
+    A text that contains "<user>" is encoded as these characters: only a message's role becomes a
+    special token, so that a user can't forge messages of other roles. Special tokens decode to no
+    text.
     """
 
     def __init__(self, base: Tokenizer, marks: Sequence[str] = MARKS):
@@ -69,11 +71,11 @@ class ChatTokenizer(Tokenizer):
     # the template
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Returns a whole conversation."""
+        """Returns a whole conversation as ids."""
         return self.render_all([messages])[0]
 
     def render_all(self, conversations: Sequence[Sequence[Message]]) -> list[Rendered]:
-        """Returns whole conversations. All their texts are encoded together."""
+        """Returns whole conversations as ids. All their texts are encoded in one call."""
         texts = [message["content"] for messages in conversations for message in messages]
         encoded = iter(self.encode(texts))
         return [self._rendered(messages, encoded) for messages in conversations]
@@ -86,31 +88,34 @@ class ChatTokenizer(Tokenizer):
         return Rendered(ids, self.is_answer(ids))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids of a conversation, and the mark behind which the assistant answers."""
+        """Returns the ids of a conversation, followed by the special token of the assistant."""
         return self.prompts([messages])[0]
 
     def prompts(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-        """Returns the `prompt` of each conversation. All their texts are encoded together."""
-        mark = self.role_ids["assistant"]
-        return [[*each.ids.tolist(), mark] for each in self.render_all(conversations)]
+        """Returns the `prompt` of each conversation. All their texts are encoded in one call."""
+        role_id = self.role_ids["assistant"]
+        return [[*each.ids.tolist(), role_id] for each in self.render_all(conversations)]
 
     def answer(self, text: str) -> list[int]:
-        """Returns the ids of an answer behind a `prompt`, its end included."""
+        """Returns the ids of a completion of a `prompt`, including the end of the message."""
         return [*self.encode(text), self.end_id]
 
     def is_answer(self, ids: Integer[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-        """Returns which ids the assistant writes: those behind its mark, up to the next mark.
+        """Returns which ids the assistant generates.
 
-        The mark of the end is among them. `ids` may hold several conversations.
+        These are the ids after the assistant's special token, up to and including the end of the
+        message. `ids` may contain several conversations.
         """
-        is_mark = ids >= self.base.vocab_size
-        places = np.maximum.accumulate(np.where(is_mark, np.arange(len(ids)), -1))
-        before = np.append(-1, places)[: len(ids)]  # the last mark before each place
+        is_special = ids >= self.base.vocab_size
+        last = np.maximum.accumulate(np.where(is_special, np.arange(len(ids)), -1))
+        # The position of the last special token before each position. Shifting by one position
+        # excludes the role token itself and includes the end token.
+        before = np.append(-1, last)[: len(ids)]
         return (before >= 0) & (ids[before] == self.role_ids["assistant"])
 
     @property
     def answering(self) -> "ChatTokenizer":
-        """This tokenizer as a decoder of answers takes it: the mark of the end ends a text."""
+        """A copy of this tokenizer for generation, in which the end of a message is `eos_id`."""
         answering = copy.copy(self)
         answering.eos_id = self.end_id
         return answering
@@ -127,17 +132,18 @@ class ChatTokenizer(Tokenizer):
         return [self._text(sequence) for sequence in ids]
 
     def _text(self, ids: list[int]) -> str:
-        """Returns the texts between marks, each decoded by itself."""
-        groups = itertools.groupby(ids, key=self._is_mark)
-        return "".join(self.base.decode([*group]) for is_mark, group in groups if not is_mark)
+        """Returns the texts between special tokens, which are decoded separately."""
+        groups = itertools.groupby(ids, key=self._is_role_or_end)
+        return "".join(self.base.decode([*group]) for is_special, group in groups if not is_special)
 
-    def _is_mark(self, i: int) -> bool:
+    def _is_role_or_end(self, i: int) -> bool:
         return self.base.vocab_size <= i < self.vocab_size
 
     def pieces(self, ids):
         first = self.base.vocab_size
         return [
-            self.marks[i - first] if self._is_mark(i) else self.base.pieces([i])[0] for i in ids
+            self.marks[i - first] if self._is_role_or_end(i) else self.base.pieces([i])[0]
+            for i in ids
         ]
 
     def begins_word(self, piece):
@@ -160,8 +166,8 @@ class ChatTokenizer(Tokenizer):
         return [self.eos_id, self.end_id]
 
     def hf_files(self):
-        *of_roles, end = self.marks
-        marks = json.dumps(dict(zip(ROLES, of_roles)))
+        *role_tokens, end = self.marks
+        marks = json.dumps(dict(zip(ROLES, role_tokens)))
         template = (
             f"{{% set marks = {marks} %}}{{% for message in messages %}}"
             f"{{{{ marks[message['role']] + message['content'] + {json.dumps(end)} }}}}"
@@ -172,15 +178,16 @@ class ChatTokenizer(Tokenizer):
 
 
 def with_marks(tokenizer: Tokenizer, marks: Sequence[str]) -> ChatTokenizer:
-    """Returns the tokenizer with these marks: of system, user, assistant, and the end.
+    """Returns the tokenizer with these special tokens for system, user, assistant and the end.
 
-    Raises UserError for other values, and where the tokenizer has other marks already.
+    Raises UserError if `marks` are not four different texts, or if the tokenizer already has other
+    ones.
     """
     are_texts = all(isinstance(mark, str) and mark.strip() for mark in marks)
     if len(marks) != len(MARKS) or not are_texts or len(set(marks)) < len(marks):
         raise UserError(
-            f"config.task.special_tokens={tuple(marks)!r}: must be four different texts, those "
-            "of system, user, assistant and the end of a message"
+            f"config.task.special_tokens={tuple(marks)!r}: must be four different texts, for "
+            "system, user, assistant and the end of a message"
         )
     if not isinstance(tokenizer, ChatTokenizer):
         return ChatTokenizer(tokenizer, marks)

@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and what those of the library `tokenizers` share."""
+"""The interface of all tokenizers, and the base class of those from the library `tokenizers`."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import tokenizers as huggingface
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# The interface of all tokenizers: text to ids and back.
+# The interface of all tokenizers, which convert text to ids and back.
 
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _ENCODE = "encode takes a text or a list of texts"
@@ -22,24 +22,26 @@ _DECODE = "decode takes a list of ids or a list of such lists"
 
 
 class Tokenizer:
-    """A kind of tokenizer. `model` is the content of the one file that a tokenizer is saved in.
+    """The base class of all tokenizers.
 
-    `eos_id` ends a document, and it begins generated text that has no prompt. No text encodes to a
-    special id. A kind defines `_encode` and `_decode` for lists of texts.
+    `model` is the content of the single file, named `file`, that a tokenizer is saved in. `eos_id`
+    ends a document, and generation without a prompt starts from it. No text encodes to a special
+    token, so that text from users can't change the structure of a row. Subclasses define `_encode`
+    and `_decode` for lists of texts.
     """
 
     file: str
     vocab_size: int
     eos_id: int
-    # The other special tokens. None: this tokenizer has no such token.
+    # The other special tokens, which are None if the tokenizer has no such token.
     bos_id: int | None = None
     pad_id: int | None = None
     unk_id: int | None = None
     cls_id: int | None = None
     sep_id: int | None = None
     mask_id: int | None = None
-    never: tuple[int, ...] = ()  # ids that a decoder never writes
-    # The last pieces, each of which stands for a span of text (Raffel et al. 2020).
+    never: tuple[int, ...] = ()  # ids that a decoder must never generate
+    # The number of sentinels, which are the last pieces (Raffel et al. 2020).
     num_sentinels: int = 0
     pair_separators: int = 1  # separators between the two texts of a pair
 
@@ -48,18 +50,18 @@ class Tokenizer:
 
     @property
     def target(self) -> "Tokenizer":
-        """The tokenizer of the texts that a model writes. A pair of tokenizers has another one."""
+        """The tokenizer of the texts that a model generates. A `Pair` has separate ones."""
         return self
 
     def __reduce__(self):
-        # The libraries' objects differ in how they reach another process.
+        # The libraries differ in how their objects are pickled, so the model file is sent instead.
         return type(self), (self.model,)
 
     def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
-        """Returns the ids of a text, or of each text of a list, without special ids.
+        """Returns the ids of a text, or of each text in a list, without special tokens.
 
-        encode("a dog") gives [5, 9], encode(["a dog", "a"]) gives [[5, 9], [5]]. Raises UserError
-        for other arguments.
+        For example, encode("a dog") may return [5, 9], and encode(["a dog", "a"]) then returns
+        [[5, 9], [5]]. Raises UserError for other arguments.
         """
         if isinstance(text, str):
             return self._encode([text])[0]
@@ -73,9 +75,9 @@ class Tokenizer:
         raise NotImplementedError
 
     def required(self, *names: str, user: str) -> tuple[int, ...]:
-        """Returns the ids of special tokens: required("cls", "sep", user="BERT").
+        """Returns the ids of special tokens, as in required("cls", "sep", user="BERT").
 
-        Raises UserError that names `user` and the tokens that this tokenizer lacks.
+        Raises UserError, whose message names `user`, if this tokenizer lacks one of them.
         """
         ids = {name: getattr(self, f"{name}_id") for name in names}
         if missing := [name for name, i in ids.items() if i is None]:
@@ -86,18 +88,19 @@ class Tokenizer:
         return tuple(ids.values())
 
     def framed(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a whole text as an encoder-decoder reads and writes it.
+        """Adds the special tokens that a whole text has in an encoder-decoder model.
 
-        The end follows them. `cls_id` precedes them where the tokenizer has it (Lewis et al. 2019).
+        The text ends with `eos_id`, and starts with `cls_id` if the tokenizer has it (Lewis et al.
+        2019).
         """
         return [*([] if self.cls_id is None else [self.cls_id]), *ids, self.eos_id]
 
     @property
     def start_id(self) -> int:
-        """The id that a decoder reads in front of a framed text.
+        """The id that a decoder reads before the first token of a `framed` text.
 
-        It is the end where `cls_id` begins the text (Lewis et al. 2019), else the start, or padding
-        where there is no start (Raffel et al. 2020).
+        It is `eos_id` if the text starts with `cls_id` (Lewis et al. 2019). Otherwise it is
+        `bos_id`, or `pad_id` if the tokenizer has no `bos_id` (Raffel et al. 2020).
         """
         if self.cls_id is not None:
             return self.eos_id
@@ -105,32 +108,33 @@ class Tokenizer:
         return next(i for i in ids if i is not None)
 
     def encode_masked(self, text: str) -> list[int]:
-        """Returns the ids of a text in which "[MASK]" stands for `mask_id`."""
-        # The space before a word belongs to the word, which the mask hides.
+        """Returns the ids of a text, with `mask_id` for each "[MASK]" in it."""
+        # The space before a mask is dropped, because pieces include the space before their word,
+        # and so the mask hides it together with the word.
         first, *others = self.encode(text.replace(" [MASK]", "[MASK]").split("[MASK]"))
         return [*first, *(i for ids in others for i in (self.mask_id, *ids))]
 
     @functools.cached_property
     def special(self) -> np.ndarray:
-        """(V,) bool: special tokens. A mask neither hides nor inserts them."""
+        """(V,) bool: special tokens, which masked language models neither mask nor insert."""
         ids = (self.eos_id, self.bos_id, self.pad_id, self.unk_id)
         ids = {*ids, self.cls_id, self.sep_id, self.mask_id} - {None}
         return np.isin(np.arange(self.vocab_size), [*ids])
 
     @functools.cached_property
     def continues(self) -> np.ndarray:
-        """(V,) bool: pieces that continue the word of the previous piece."""
+        """(V,) bool: pieces that continue the word of the piece before them."""
         pieces = self.pieces(list(range(self.vocab_size)))
         return np.array([not self.begins_word(piece) for piece in pieces])
 
     def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Returns the ids of each text, and the characters [start, stop) of each id."""
+        """Returns for each text its ids, and the character range [start, stop) of each id."""
         raise NotImplementedError
 
     def spelled(self, size: int) -> "Tokenizer":
-        """Returns the tokenizer whose units are words as `size` characters.
+        """Returns a tokenizer that represents each word by `size` characters.
 
-        Raises UserError for a tokenizer of other pieces than words.
+        Raises UserError if the pieces of this tokenizer are not words.
         """
         raise UserError(
             f"config.data.tokenizer: a {type(self).__name__} tokenizer has no words to read by "
@@ -138,12 +142,13 @@ class Tokenizer:
         )
 
     def decode(self, ids: list[int] | list[list[int]]) -> str | list[str]:
-        """Returns the text of a list of ids, or of each list in a list; `eos_id` gives no text.
+        """Returns the text of a list of ids, or of each list in a list; `eos_id` becomes no text.
 
-        decode([5, 9]) gives "a dog", decode([[5, 9], [5]]) gives ["a dog", "a"], decode([]) gives
-        "". A model's vocabulary may be larger: ids beyond the tokenizer's give no text, or the
-        unknown character. Raises UserError for other arguments, arrays among them; convert an array
-        with array.tolist().
+        For example, decode([5, 9]) may return "a dog"; decode([[5, 9], [5]]) then returns
+        ["a dog", "a"], and decode([]) returns "". Because the vocabulary of a model may be larger
+        than the tokenizer's, ids beyond the tokenizer's are accepted; they become no text, or the
+        unknown character. Raises UserError for other arguments, including arrays, which
+        array.tolist() converts.
         """
         if not isinstance(ids, list):
             raise UserError(f"{_DECODE}, not {type(ids).__name__}")
@@ -156,13 +161,13 @@ class Tokenizer:
         raise NotImplementedError
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """Returns each id as text for a picture, with visible spaces and line ends."""
+        """Returns the text of each id for display, with visible spaces and line ends."""
         raise NotImplementedError
 
     def words(self, ids: list[int]) -> tuple[list[str], list[int]]:
-        """Returns the words that ids form, for a picture, and for each id the index of its word.
+        """Returns the words that the ids form, for display, and for each id the index of its word.
 
-        Spaces separate words. The end of a document is a word.
+        Words are separated by spaces. The end token of a document is a word of its own.
         """
         words = []
         indices = []
@@ -182,7 +187,7 @@ class Tokenizer:
         return False
 
     def without_marks(self, piece: str) -> str:
-        """Returns a piece without the marks of the beginning or the end of a word."""
+        """Returns a piece without the characters that mark the start or the end of a word."""
         return piece.strip("▁")
 
     def fingerprint(self) -> str:
@@ -192,25 +197,27 @@ class Tokenizer:
         return {self.file: self.model}
 
     def hf_files(self) -> dict[str, bytes]:
-        """Returns the files that AutoTokenizer reads; none where it has no such kind."""
+        """Returns files that AutoTokenizer can read, or {} if it has no equivalent tokenizer."""
         return {}
 
     @property
     def hf_end(self) -> int | list[int]:
-        """The id, or ids, at which a decoder of Hugging Face ends a text."""
+        """The `eos_token_id` for generation with Hugging Face: one id or several."""
         return self.eos_id
 
     def hf_with(self, pieces: Sequence[str], settings: dict) -> dict[str, bytes]:
-        """Returns the files of `hf_files` for a tokenizer with further special tokens, the last.
+        """Returns `hf_files` for a tokenizer with further special tokens after its vocabulary.
 
-        `settings` are keys of tokenizer_config.json. Empty where the library has no such kind.
+        `settings` are entries of tokenizer_config.json. Returns {} if the library has no equivalent
+        tokenizer.
         """
         return {}
 
     def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
-        """Returns the files that `hf_files` lacks for a model that marks its texts.
+        """Returns files, in addition to `hf_files`, for a model fine-tuned with delimiter tokens.
 
-        `marks` are the ids of the start, the delimiter and the end, the last of the vocabulary.
+        `marks` are the ids of the start, delimiter and end tokens, which are the last ones of the
+        vocabulary.
         """
         return {}
 
@@ -219,28 +226,28 @@ class Tokenizer:
 
 
 def visible(text: str) -> str:
-    """Returns the text with marks for spaces, line ends and tabs."""
+    """Returns the text with visible characters for spaces, line ends and tabs."""
     return text.translate(_VISIBLE)
 
 
 def known_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """Returns the ids, with `unk_id` for those beyond the vocabulary."""
+    """Replaces ids beyond the vocabulary by `unk_id`."""
     return [i if i < tokenizer.vocab_size else tokenizer.unk_id for i in ids]
 
 
 def _checked_ids(ids: list) -> list[int]:
-    """Returns the ids as ints. Raises UserError for values that are no ids."""
+    """Returns the ids as Python integers. Raises UserError for values that are not ids."""
     if not set(map(type, ids)) <= {int}:
         _check_items(ids, numbers.Integral, _DECODE)
         ids = [int(i) for i in ids]
     if ids and not 0 <= min(ids) <= max(ids) < 2**31:
         first_bad = next(i for i in ids if not 0 <= i < 2**31)
-        raise UserError(f"{_DECODE}; {first_bad} is no id: ids are from 0 to 2^31 - 1")
+        raise UserError(f"{_DECODE}; {first_bad} is not an id: ids are from 0 to 2^31 - 1")
     return ids
 
 
 def _check_items(items: list, kind: type, usage: str) -> None:
-    """Raises UserError for an item of another type; `usage` begins the message."""
+    """Raises UserError for an item of another type; the message starts with `usage`."""
     for index, item in enumerate(items):
         if not isinstance(item, kind) or isinstance(item, bool):
             raise UserError(f"{usage}; item {index} of this list is {type(item).__name__}")
@@ -253,18 +260,19 @@ def write_files(files: dict[str, bytes], folder: pathlib.Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What all tokenizers of Hugging Face's library `tokenizers` share.
+# The base class of tokenizers that use Hugging Face's library `tokenizers`.
 
 _TEXTS_PER_BLOCK = 10_000
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer whose `_tokenizer` is one of the library."""
+    """A tokenizer that wraps a tokenizer of the library, `_tokenizer`."""
 
     _tokenizer: huggingface.Tokenizer
 
     def _encode(self, texts):
-        # The library's results take many times the memory of their ids, so few exist at a time.
+        # The library's encodings take many times the memory of their ids, so the texts are encoded
+        # in blocks.
         blocks = (
             texts[start : start + _TEXTS_PER_BLOCK]
             for start in range(0, len(texts), _TEXTS_PER_BLOCK)
@@ -291,30 +299,28 @@ class LibraryTokenizer(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a library's tokenizer that decide the ids of a text."""
+    """The parts of a library tokenizer that determine the ids of a text."""
 
     vocab: dict[str, int]  # the id of each piece
     merges: list[str]
-    settings: list  # all else: model, normalizer, pre-tokenizer
+    settings: list  # everything else: model, normalizer and pre-tokenizer
 
 
 def parts_of(tokenizer: huggingface.Tokenizer) -> Parts:
+    """Returns the parts of a tokenizer; equal `settings` mean that texts are encoded alike."""
     content = json.loads(tokenizer.to_str())
     model = content["model"]
     pre_tokenizer = content["pre_tokenizer"] or {}
     vocab = model.pop("vocab")
     merges = [" ".join(merge) for merge in model.pop("merges", ())]
-    # None, "" and False all mean no.
+    # None, "" and False all mean that a setting is off, and files differ in which they use.
     model = {key: value for key, value in model.items() if value and key != "unk_token"}
     pre_tokenizer = {key: value for key, value in pre_tokenizer.items() if key != "trim_offsets"}
     return Parts(vocab, merges, [model, content["normalizer"], pre_tokenizer])
 
 
 def pieces_by_id(vocab: dict[str, int]) -> list[str]:
-    """Returns the pieces in the order of their ids.
-
-    Raises ValueError unless the ids are 0, 1, 2, ...
-    """
+    """Returns the pieces in the order of their ids. Raises ValueError unless those are 0, 1, ..."""
     pieces = sorted(vocab, key=vocab.get)
     if [vocab[piece] for piece in pieces] != list(range(len(pieces))):
         raise ValueError(f"the ids of the {len(pieces)} pieces are not 0 to {len(pieces) - 1}")

@@ -1,4 +1,4 @@
-"""Tokenizers of runs and of published models: read from files, or trained once and cached."""
+"""Tokenizers of runs and of published models, read from files or trained once and cached."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Tokenizers from files: those of a run, and those of published models.
+# Reading tokenizers from the files of a run or of a published model.
 
 KINDS = {
     kind.file: kind
@@ -43,11 +43,11 @@ KINDS = {
         Residues,
     )
 }
-SHARED = "shared.model"  # the SentencePiece model of both sides of a pair
+SHARED = "shared.model"  # a SentencePiece model that both sides of a pair share
 
 
 def load(folder: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer that a run has saved. Raises UserError where there is none."""
+    """Returns the tokenizer that a run has saved in a folder. Raises UserError if there is none."""
     with unreadable_as_user_error(folder):
         return from_files(files_of(folder))
 
@@ -58,9 +58,10 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def from_files(files: dict[str, bytes]) -> Tokenizer:
-    """Returns the tokenizer of saved files. The name of the file gives the kind.
+    """Returns the tokenizer of saved files, whose class follows from the name of the file.
 
-    A tokenizer of conversations has a further file, with its marks.
+    A chat tokenizer has a further file, which lists its special tokens. Raises ValueError unless
+    there is exactly one tokenizer.
     """
     kinds = KINDS | {SHARED: SentencePiece}
     names = [name for name in kinds if name in files]
@@ -75,7 +76,7 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
 
 
 def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
-    """Raises UserError where the tokenizer has more tokens than config.model.`key`."""
+    """Raises UserError if the tokenizer has more tokens than config.model.`key`."""
     if tokenizer.vocab_size > size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
@@ -84,9 +85,10 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 
 
 def read_published(folder: pathlib.Path) -> Tokenizer:
-    """Returns a published tokenizer, such as that of GPT-2, BERT, Llama, T5, XLNet or ESM.
+    """Returns a published tokenizer, such as GPT-2's, BERT's, Llama's, T5's, XLNet's or ESM's.
 
-    Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
+    Reads files in the formats of OpenAI, Google and Hugging Face. Raises UserError for other
+    content.
     """
     with unreadable_as_user_error(folder):
         config = folder / "tokenizer_config.json"
@@ -96,45 +98,46 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
             if Residues.has(pieces):
                 return Residues.of(pieces)
             return wordpiece.from_vocabulary(pieces, settings)
-        of_library = None
+        library = None
         if (folder / "tokenizer.json").exists():
             text = (folder / "tokenizer.json").read_bytes().decode()
-            of_library = _of_library(text, settings)
-        # Qwen2's vocab.json and merges.txt do not say how words are split.
-        if isinstance(of_library, PublishedBPE):
-            return of_library
+            library = _from_library(text, settings)
+        # Here tokenizer.json takes precedence, because vocab.json and merges.txt, which Qwen2 has
+        # as well, do not say how words are split.
+        if isinstance(library, PublishedBPE):
+            return library
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
                 content = json.loads((folder / vocab).read_bytes())
                 return bpe.from_vocabulary(content, _merges(folder / merges))
-        if of_library:
-            return of_library
+        if library:
+            return library
         if (folder / "spiece.model").exists():
             pieces, table = unigram.from_sentence_piece((folder / "spiece.model").read_bytes())
             if not ALBERT.has(pieces) and not XLNet.has(pieces):
                 pieces = unigram.with_sentinels(pieces, settings)
-            return _of_unigram(pieces, table, settings)
+            return _unigram(pieces, table, settings)
         raise ValueError(
             "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "
             "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
         )
 
 
-def _of_library(text: str, settings: dict) -> Tokenizer:
-    """Returns the tokenizer of a tokenizer.json and of the content of tokenizer_config.json."""
+def _from_library(text: str, settings: dict) -> Tokenizer:
+    """Returns the tokenizer for a tokenizer.json and the content of tokenizer_config.json."""
     match json.loads(text)["model"]["type"]:
         case "WordPiece":
             return wordpiece.from_library(text)
         case "BPE":
             return bpe.from_library(text) or PublishedBPE.of(text, settings)
         case "Unigram":
-            return _of_unigram(*unigram.from_library(text), settings)
+            return _unigram(*unigram.from_library(text), settings)
         case kind:
             raise ValueError(f"tokenizer.json is of the kind {kind}: not BPE, WordPiece or Unigram")
 
 
-def _of_unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
-    """Returns the tokenizer of pieces. The special ones among them give the kind."""
+def _unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
+    """Returns the unigram tokenizer with these pieces. Their special tokens determine its class."""
     if ALBERT.has(pieces):
         return ALBERT.of(pieces, characters, lowercase=settings.get("do_lower_case", True))
     if XLNet.has(pieces):
@@ -143,8 +146,9 @@ def _of_unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> To
 
 
 def _merges(path: pathlib.Path) -> list[str]:
-    """Returns the merges in a file, without the line of its version."""
-    # Only "\n" ends a line: some merges hold other characters that `splitlines` would split at.
+    """Returns the merges in a file, without the line that gives its version."""
+    # Only "\n" ends a line, because some merges contain other characters that `splitlines` would
+    # split at.
     first, *others = path.read_bytes().decode().split("\n")
     lines = others if first.startswith("#version") else [first, *others]
     return [line for line in lines if line]
@@ -152,22 +156,22 @@ def _merges(path: pathlib.Path) -> list[str]:
 
 @contextlib.contextmanager
 def unreadable_as_user_error(folder: pathlib.Path):
-    """Raises UserError that names the folder for any error within the context."""
+    """Turns any error within the context into a UserError that names the folder."""
     try:
         yield
-    except Exception as error:  # The libraries raise nothing narrower.
+    except Exception as error:  # The libraries raise plain exceptions.
         reason = str(error).partition("\n")[0]
         raise UserError(f"{folder}: no tokenizer that can be read here ({reason})") from None
 
 
 # --------------------------------------------------------------------------------------------------
-# The two tokenizers of an encoder-decoder.
+# The two tokenizers of an encoder-decoder model.
 
 
 class Pair:
-    """The tokenizers of the source and the target, of any kind.
+    """The tokenizers of the source and the target, of any class.
 
-    They are one object where both sides share a vocabulary.
+    If both sides share a vocabulary, they are the same object.
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer):
@@ -176,14 +180,14 @@ class Pair:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens of the larger vocabulary."""
+        """The size of the larger vocabulary."""
         return max(self.source.vocab_size, self.target.vocab_size)
 
     def fingerprint(self) -> list[str]:
         return [self.source.fingerprint(), self.target.fingerprint()]
 
     def files(self) -> dict[str, bytes]:
-        """Returns the files of both. A shared tokenizer is saved as a single one is."""
+        """Returns the files of both tokenizers, or of the shared one."""
         if self.source is not self.target:
             sides = {"source": self.source, "target": self.target}
             return {_name(side, type(each)): each.model for side, each in sides.items()}
@@ -192,7 +196,7 @@ class Pair:
         return self.source.files()
 
     def hf_files(self) -> dict[str, bytes]:
-        """Returns the files that AutoTokenizer reads; none for two tokenizers."""
+        """Returns the files that AutoTokenizer reads, or {} if there are two tokenizers."""
         return self.source.hf_files() if self.source is self.target else {}
 
     def save(self, folder: pathlib.Path) -> None:
@@ -200,7 +204,7 @@ class Pair:
 
     @classmethod
     def from_files(cls, files: dict[str, bytes]) -> "Pair":
-        """Returns the tokenizers of saved files: those of a pair, or of a single tokenizer."""
+        """Returns the tokenizers of saved files, which may be those of a single tokenizer."""
         sides = [
             kind(files[_name(side, kind)])
             for side in ("source", "target")
@@ -223,15 +227,16 @@ class Pair:
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Pair":
-        """Returns the tokenizers that a run has saved. Raises UserError where there are none."""
+        """Returns the tokenizers that a run has saved. Raises UserError if there are none."""
         with unreadable_as_user_error(folder):
             return cls.from_files(files_of(folder))
 
 
 class ContinuedPair(Pair):
-    """One tokenizer of a source and of a target that continues it in the same row.
+    """One tokenizer for a source and for a target that continues it in the same row.
 
-    A target has no start of its own. A decoder reads masks, and writes neither those nor starts.
+    The target has no start token of its own. Generation feeds the mask token as the decoder's
+    input, and never generates the mask or the start token.
     """
 
     def __init__(self, shared: Tokenizer):
@@ -251,18 +256,18 @@ class ContinuedPair(Pair):
 
 
 def _name(side: str, kind: type[Tokenizer]) -> str:
-    """Returns the name of the file of one side, such as "source.model"."""
+    """Returns the name of the file for one side, such as "source.model"."""
     return f"{side}.{kind.file.removeprefix('sentencepiece.')}"
 
 
 def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
-    """Raises UserError where a tokenizer has more tokens than the model."""
+    """Raises UserError if a tokenizer has more tokens than the model's vocabulary."""
     check_source(pair.source, source_vocab_size, vocab_size)
     check_size(pair.target, vocab_size)
 
 
 def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: int) -> None:
-    """Raises UserError where the tokenizer of the sources has more tokens than the model."""
+    """Raises UserError if the source tokenizer has more tokens than the model's vocabulary."""
     if source_vocab_size is None:
         check_size(source, vocab_size)
     else:
@@ -270,7 +275,7 @@ def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: i
 
 
 # --------------------------------------------------------------------------------------------------
-# Training tokenizers, once for each text and setting.
+# Training tokenizers, once for each combination of text and settings.
 
 _SENTENCE_PIECE = ("unigram", "bpe")
 
@@ -278,9 +283,9 @@ _SENTENCE_PIECE = ("unigram", "bpe")
 def run_tokenizer(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
     """Returns the tokenizer of a run.
 
-    It is read from `folder`, the run's own, or else from `config.data.tokenizer_files`. Without
-    either it is trained on the documents that `text()` returns. Raises UserError where it has more
-    tokens than the model.
+    It is read from `folder`, the run's own files, or from `config.data.tokenizer_files`. If neither
+    is given, it is trained on the documents that `text()` returns. Raises UserError if it has more
+    tokens than the model's vocabulary.
     """
     tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size)
     check_size(tokenizer, vocab_size)
@@ -294,9 +299,9 @@ def chat_of_run(
     vocab_size: int,
     marks: tuple[str, ...],
 ) -> chat.ChatTokenizer:
-    """Returns the tokenizer of a run on conversations: that of `run_tokenizer`, with these marks.
+    """Returns the tokenizer of a run on conversations, which has `marks` as its special tokens.
 
-    A tokenizer that is trained leaves room for the marks in the vocabulary of `vocab_size`.
+    If the tokenizer is trained, its vocabulary leaves room for these tokens within `vocab_size`.
     """
     tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(marks))
     tokenizer = chat.with_marks(tokenizer, marks)
@@ -305,7 +310,7 @@ def chat_of_run(
 
 
 def residues_of_run(folder: pathlib.Path | None, data, vocab_size: int) -> Tokenizer:
-    """Returns the tokenizer of a run on proteins: that of `run_tokenizer`, else ESM's alphabet."""
+    """Returns the tokenizer of a run on proteins, which defaults to ESM's alphabet."""
     tokenizer = _read(folder, data) or Residues.of()
     tokenizer.required("cls", "sep", "mask", user="a model of proteins")
     check_size(tokenizer, vocab_size)
@@ -313,7 +318,7 @@ def residues_of_run(folder: pathlib.Path | None, data, vocab_size: int) -> Token
 
 
 def _read(folder: pathlib.Path | None, data) -> Tokenizer | None:
-    """Returns the tokenizer in `folder`, or of `config.data.tokenizer_files`; None for neither."""
+    """Reads the tokenizer in `folder` or `config.data.tokenizer_files`; None if neither is set."""
     if folder:
         return load(folder)
     if data.tokenizer_files:
@@ -328,11 +333,12 @@ def pair_of_run(
     source_vocab_size: int | None,
     vocab_size: int,
 ) -> Pair:
-    """Returns the tokenizers of a run. They are read as those of `run_tokenizer`.
+    """Returns the source and target tokenizers of a run.
 
-    Otherwise they are trained on the pairs that `pairs()` returns. Where a single tokenizer is
-    read, and the source has a vocabulary of its own, it is the target's and the source's is
-    trained. Raises UserError where one has more tokens than the model.
+    They are read from the same folders as in `run_tokenizer`, or else trained on the pairs that
+    `pairs()` returns. If a single tokenizer is read but the source has its own vocabulary, that
+    tokenizer is used for the target, and the source's is trained. Raises UserError if one has more
+    tokens than the model's vocabulary.
     """
     pair = None
     if folder:
@@ -348,10 +354,10 @@ def pair_of_run(
 
 
 def source_of_run(folder: pathlib.Path | None, data, model) -> Tokenizer:
-    """Returns the tokenizer of the sources of an encoder-decoder, read as those of `pair_of_run`.
+    """Returns the source tokenizer of an encoder-decoder model, read as in `pair_of_run`.
 
-    `folder` may hold that tokenizer alone. Raises UserError where it has more tokens than the
-    model.
+    `folder` may contain only that tokenizer. Raises UserError if it has more tokens than the
+    model's vocabulary.
     """
     pair = Pair.load(folder) if folder else Pair.read_published(buckets.path(data.tokenizer_files))
     check_source(pair.source, model.source_vocab_size, model.vocab_size)
@@ -361,10 +367,10 @@ def source_of_run(folder: pathlib.Path | None, data, model) -> Tokenizer:
 def train(
     texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False, min_count: int = 1
 ) -> Tokenizer:
-    """Returns a tokenizer trained on documents, which are read more than once.
+    """Returns a tokenizer that is trained on documents, which are read more than once.
 
-    `kind`, `cased` and `min_count` are those of `config.data`. Raises UserError where the text does
-    not suffice.
+    `kind`, `cased` and `min_count` have the same meaning as in `config.data`, where `kind` is
+    `tokenizer`. Raises UserError if there is not enough text.
     """
     if not any(texts):
         raise UserError(
@@ -385,10 +391,12 @@ def train(
 
 
 class Sample:
-    """The text that a tokenizer is trained on: the first texts of each part, evenly.
+    """The text that a tokenizer is trained on: the first texts of each part, in equal shares.
 
-    It has at most `num_bytes` and one text of each part, so a text with fewer bytes is whole. The
-    sample is a function of text and `num_bytes` alone. Texts are documents or pairs of sentences.
+    The sample has about `num_bytes` bytes. Each part contributes texts until it has reached its
+    share, so the sample exceeds `num_bytes` by at most one text per part, and a text with fewer
+    bytes is used in full. The sample depends only on the text and on `num_bytes`, and is therefore
+    reproducible. Texts are documents or pairs of sentences.
     """
 
     def __init__(self, text, num_bytes: int):
@@ -400,6 +408,7 @@ class Sample:
         self.is_whole = True
         parts = self._text.parts()
         for part in parts:
+            # The first texts of a part, so that the rest of a large text need not be read.
             size = 0
             for text in part:
                 if size >= self._num_bytes / len(parts):
@@ -410,7 +419,7 @@ class Sample:
                 size += sum(len(side.encode()) for side in sides)
 
     def say(self) -> None:
-        """Says that the tokenizer was trained on a sample, if it was."""
+        """Prints a note if the tokenizer was trained on a sample instead of the whole text."""
         if not self.is_whole:
             say(
                 f"the tokenizer is trained on a sample of {self._num_bytes:,} bytes, spread evenly "
@@ -419,11 +428,13 @@ class Sample:
 
 
 def train_cached(documents, data, vocab_size: int) -> Tokenizer:
-    """Returns the tokenizer of `config.data.tokenizer` for the documents.
+    """Returns a tokenizer of the kind `config.data.tokenizer` for the documents.
 
-    It is trained once, on a `Sample`, and then read from `config.data.cache`. The documents have
+    It is trained once, on a `Sample`, and later read from `config.data.cache`. `documents` has
     parts and a fingerprint.
     """
+    # The key contains the versions of the libraries, because another version may train another
+    # tokenizer from the same text.
     key = {
         "text": documents.fingerprint(),
         **_kind_key(data),
@@ -446,11 +457,11 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
 def train_pair(
     pairs, data, source_vocab_size: int | None, vocab_size: int, target: Tokenizer | None = None
 ) -> Pair:
-    """Returns the tokenizers of the training pairs.
+    """Returns tokenizers for the training pairs.
 
-    They are trained once, on a `Sample`, and then read from `config.data.cache`. Both sides share
-    one tokenizer where there is no `source_vocab_size`. Where `target` exists already, only the
-    source's is trained. The pairs have parts and a fingerprint.
+    They are trained once, on a `Sample`, and later read from `config.data.cache`. Both sides share
+    one tokenizer if `source_vocab_size` is None. If `target` is given, only the source tokenizer is
+    trained. `pairs` has parts and a fingerprint.
     """
     key = {
         "text": pairs.fingerprint(),
@@ -459,6 +470,7 @@ def train_pair(
         "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
     }
+    # SentencePiece models depend neither on `cased` nor on the other library.
     if data.tokenizer not in _SENTENCE_PIECE:
         key |= {"cased": data.cased, "tokenizers": huggingface.__version__}
 
@@ -481,7 +493,7 @@ def train_pair(
 
 @dataclasses.dataclass(frozen=True)
 class _Sides:
-    """The texts on some sides of pairs, which are read more than once."""
+    """An iterable over the texts on one or both sides of pairs, which can be read repeatedly."""
 
     pairs: Iterable[tuple[str, str]]
     indices: tuple[int, ...]
@@ -491,19 +503,22 @@ class _Sides:
 
 
 def _train_on_lines(lines: _Sides, data, vocab_size: int) -> Tokenizer:
-    """Returns a tokenizer trained on lines; that of SentencePiece joins neighbouring spaces."""
+    """Returns a tokenizer that is trained on lines.
+
+    With SentencePiece, consecutive spaces are collapsed, unlike for documents.
+    """
     if data.tokenizer in _SENTENCE_PIECE:
         return SentencePiece.train(lines, vocab_size, data.tokenizer)
     return train(lines, data.tokenizer, vocab_size, data.cased, data.min_count)
 
 
 def _kind_key(data) -> dict:
-    """Returns the kind of tokenizer as the key of a cached one has it."""
+    """Returns the part of a cache key that describes the kind of tokenizer."""
     words = {"min_count": data.min_count} if data.tokenizer == "words" else {}
     return {"type": data.tokenizer} | words
 
 
 def _sample_bytes(data) -> float:
-    """Returns the size of the sample that a tokenizer is trained on."""
-    # No character of the text may be unknown to a tokenizer of characters.
+    """Returns the size of the sample that a tokenizer is trained on, in bytes."""
+    # A character tokenizer reads the whole text, so that it knows every character in it.
     return math.inf if data.tokenizer == "characters" else data.tokenizer_bytes

@@ -1,4 +1,4 @@
-"""SentencePiece, and the unigram tokenizers of published models."""
+"""SentencePiece, and the unigram tokenizers of published models (T5, ALBERT, XLNet, Marian)."""
 
 import base64
 import io
@@ -21,19 +21,21 @@ from transformer_jax.data.tokenizers.tokenizer import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# SentencePiece, the tokenizer of translation and the default of language models.
+# SentencePiece, the tokenizer of translation models and the default of language models.
 
-_THREADS = 8  # Fixed, because the trained model may depend on it.
+# Fixed instead of the number of cores, because the trained model may depend on it.
+_THREADS = 8
 _MAX_LINE_BYTES = 2**16
-# Characters. Longer lines could exceed `_MAX_LINE_BYTES`, and SentencePiece would leave them out.
+# Longer lines are split before training, because they could exceed `_MAX_LINE_BYTES`, and
+# SentencePiece skips such lines.
 _MAX_LINE_CHARACTERS = 2**13
 
 
 class SentencePiece(Tokenizer):
     """A SentencePiece model (Kudo & Richardson 2018), unigram or BPE.
 
-    The model has the ids of its special pieces. Where it is trained here, ids 0 to 3 are padding,
-    unknown, start and end.
+    The model defines the ids of its special tokens. In models that are trained here, ids 0 to 3 are
+    padding, unknown, start and end. Raises ValueError if the model has no end token.
     """
 
     file = "sentencepiece.model"
@@ -53,10 +55,10 @@ class SentencePiece(Tokenizer):
     def train(
         cls, lines: Iterable[str], vocab_size: int, model_type: str, **options
     ) -> "SentencePiece":
-        """Returns a model trained on the lines, or on a sample of two million.
+        """Returns a model that is trained on the lines, or on a sample of two million of them.
 
-        It has fewer pieces than `vocab_size` where the text has no more. Raises UserError where the
-        text does not suffice.
+        It has fewer than `vocab_size` pieces if the text does not yield more. Raises UserError if
+        SentencePiece can't train a model on this text.
         """
         model = io.BytesIO()
         recorder = _ErrorRecorder(lines)
@@ -90,7 +92,7 @@ class SentencePiece(Tokenizer):
     def train_documents(
         cls, texts: Iterable[str], vocab_size: int, model_type: str
     ) -> "SentencePiece":
-        """Returns a model that keeps newlines and all spaces; a newline is one piece."""
+        """Returns a model that preserves newlines and all spaces; a newline is one piece."""
         lines = (
             line[start : start + _MAX_LINE_CHARACTERS]
             for text in texts
@@ -111,7 +113,8 @@ class SentencePiece(Tokenizer):
         return self._processor.encode(texts, num_threads=os.cpu_count())
 
     def encode_spans(self, texts):
-        # A model that was trained on documents changes no character.
+        # The lengths of pieces are those of the text, because a model that was trained on documents
+        # does not normalize characters.
         pieces = self._processor.encode(texts, out_type=str)
         ends = [itertools.accumulate(map(len, sequence), initial=0) for sequence in pieces]
         return [
@@ -126,15 +129,15 @@ class SentencePiece(Tokenizer):
 
 
 def loaded(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """Returns the processor of a serialized model. Raises RuntimeError for other content."""
+    """Returns the processor for a serialized model. Raises RuntimeError for other content."""
     processor = sentencepiece.SentencePieceProcessor()
-    # The constructor would accept an empty file.
+    # Passed to the constructor, an empty file would be accepted.
     processor.LoadFromSerializedProto(model)
     return processor
 
 
 class _ErrorRecorder:
-    """Iterates over lines and keeps their UserError, which SentencePiece turns into another."""
+    """Iterates over lines and records a UserError, which SentencePiece replaces by its own."""
 
     def __init__(self, lines: Iterable[str]):
         self._lines = lines
@@ -149,17 +152,17 @@ class _ErrorRecorder:
 
 
 # --------------------------------------------------------------------------------------------------
-# Unigram tokenizers of published models (T5, ALBERT, XLNet): pieces with log-probabilities, as
-# SentencePiece trains them (Kudo 2018).
+# Unigram tokenizers of published models (T5, ALBERT, XLNet), whose pieces have log-probabilities
+# that SentencePiece has trained (Kudo 2018).
 
 Pieces = list[tuple[str, float]]
 
 
 class Unigram(LibraryTokenizer):
-    """A unigram tokenizer that splits words at white space. A kind defines `hidden`.
+    """A unigram tokenizer that splits words at white space. Subclasses define `hidden`.
 
-    The saved file holds the pieces with their log-probabilities, and SentencePiece's table of
-    normalized characters.
+    The saved file contains the pieces with their log-probabilities, and SentencePiece's table of
+    normalized characters. Raises ValueError if a special token is missing.
     """
 
     unk_id: int
@@ -171,7 +174,8 @@ class Unigram(LibraryTokenizer):
         self._scores = [score for _, score in content["pieces"]]
         self._characters = content["characters"]
         self.vocab_size = len(self._pieces)
-        # Texts must not encode to special pieces. A word has this mark at its beginning alone.
+        # No text may encode to a special token. The pre-tokenizer puts "▁" only at the start of a
+        # word, so a piece that ends with it never matches.
         hidden = self.hidden()
         self._tokenizer = self._library(
             [f"{piece}▁" if piece in hidden else piece for piece in self._pieces]
@@ -179,7 +183,7 @@ class Unigram(LibraryTokenizer):
 
     @classmethod
     def of(cls, pieces: Pieces, characters: bytes, **settings) -> "Unigram":
-        """Returns the tokenizer of pieces with their log-probabilities.
+        """Returns a tokenizer with these pieces and their log-probabilities.
 
         `characters` is SentencePiece's precompiled table of normalized characters.
         """
@@ -188,11 +192,11 @@ class Unigram(LibraryTokenizer):
         return cls(json.dumps(content).encode())
 
     def hidden(self) -> set[str]:
-        """Returns the pieces that no text encodes to. Raises ValueError where one is missing."""
+        """Returns the pieces that no text may encode to. Raises ValueError if one is missing."""
         raise NotImplementedError
 
     def normalizers(self) -> list[huggingface.normalizers.Normalizer]:
-        """Returns the normalizers in front of SentencePiece's table."""
+        """Returns the normalizers that are applied before SentencePiece's table."""
         return []
 
     def _library(self, pieces: list[str]) -> huggingface.Tokenizer:
@@ -220,15 +224,15 @@ class Unigram(LibraryTokenizer):
 
 
 class EncoderUnigram(Unigram):
-    """The unigram tokenizer of an encoder, whose first pieces are special.
+    """The unigram tokenizer of an encoder, whose first pieces are the special tokens.
 
-    Texts lose their accents, and their capitals with `lowercase`. Two grave accents, or two
-    apostrophes, become a quotation mark.
+    Accents are stripped, and text is lower-cased with `lowercase`. Two grave accents or two
+    apostrophes become a quotation mark.
     """
 
-    first: tuple[str, ...]  # the special pieces, in the order of their ids
-    single: str  # a row of one text, for the library
-    pair: str  # a row of two texts
+    first: tuple[str, ...]  # the special tokens, in the order of their ids
+    single: str  # the library's template for a row of one text
+    pair: str  # the library's template for a row of two texts
     hf_class: str
 
     def __init__(self, model: bytes):
@@ -238,7 +242,7 @@ class EncoderUnigram(Unigram):
 
     @classmethod
     def has(cls, pieces: Pieces) -> bool:
-        """Whether the pieces begin with the special ones."""
+        """Returns whether the pieces start with this tokenizer's special tokens."""
         return tuple(piece for piece, _ in pieces[: len(cls.first)]) == cls.first
 
     def hidden(self):
@@ -266,11 +270,11 @@ class EncoderUnigram(Unigram):
     def hf_files(self):
         library = self._library(self._pieces)
         library.add_special_tokens([*self.first])
-        marks = (self.sep_id, self.cls_id)
+        ids = (self.sep_id, self.cls_id)
         library.post_processor = huggingface.processors.TemplateProcessing(
             single=self.single,
             pair=self.pair,
-            special_tokens=[(self._pieces[i], i) for i in marks],
+            special_tokens=[(self._pieces[i], i) for i in ids],
         )
         config = {"tokenizer_class": self.hf_class, "do_lower_case": self.lowercase}
         return {
@@ -290,7 +294,7 @@ def from_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
 def from_library(text: str) -> tuple[Pieces, bytes]:
     """Returns the pieces of a tokenizer.json, and its table of normalized characters.
 
-    Tokens that were added to the model follow its pieces.
+    Tokens that were added to the model come after its pieces.
     """
     content = json.loads(text)
     pieces = [tuple(entry) for entry in content["model"]["vocab"]]
@@ -307,41 +311,43 @@ def from_library(text: str) -> tuple[Pieces, bytes]:
 
 def _characters(model: bytes) -> bytes:
     """Returns the table of normalized characters of a SentencePiece model."""
-    # Fields of sentencepiece_model.proto. Its Python module needs the newest protobuf.
+    # The fields of sentencepiece_model.proto are parsed by hand, because the Python module for it
+    # needs the newest protobuf.
     specs = (content for number, content in _fields(model) if number == 3)  # normalizer_spec
     tables = (table for spec in specs for number, table in _fields(spec) if number == 2)
     return next(tables, b"")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, content) of each field of a protocol buffer that has a length."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        size = {1: 8, 5: 4}.get(key & 7, 0)  # of numbers of 64 and 32 bits
+    """Yields (number, content) for each length-delimited field of a protocol buffer message."""
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
+        # The low three bits are the wire type: 0 varint, 1 64-bit, 2 length-delimited, 5 32-bit.
+        size = {1: 8, 5: 4}.get(key & 7, 0)
         if key & 7 in (0, 2):
-            value, place = _varint(message, place)
+            value, offset = _varint(message, offset)
         if key & 7 == 2:
             size = value
-            yield key >> 3, message[place : place + size]
-        place += size
+            yield key >> 3, message[offset : offset + size]
+        offset += size
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Returns the integer at `place`, and the place behind it."""
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
+    """Returns the varint at `offset`, and the offset after it."""
     value, shift = 0, 0
     while True:
-        byte = message[place]
+        byte = message[offset]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value, place
+            return value, offset
 
 
 class ALBERT(EncoderUnigram):
-    """A unigram tokenizer as ALBERT has it. Ids equal those of AlbertTokenizer.
+    """ALBERT's unigram tokenizer. Ids are the same as with Hugging Face's AlbertTokenizer.
 
-    Ids 0 to 4 are special; [SEP] ends a document.
+    Ids 0 to 4 are special tokens; [SEP] ends a document.
     """
 
     file = "albert.json"
@@ -354,9 +360,9 @@ class ALBERT(EncoderUnigram):
 
 
 class XLNet(EncoderUnigram):
-    """A unigram tokenizer as XLNet has it. Ids equal those of XLNetTokenizer.
+    """XLNet's unigram tokenizer. Ids are the same as with Hugging Face's XLNetTokenizer.
 
-    Ids 0 to 8 are special; <eod> ends a document.
+    Ids 0 to 8 are special tokens; <eod> ends a document.
     """
 
     file = "xlnet.json"
@@ -373,10 +379,10 @@ _NUM_SENTINELS = 100
 
 
 class T5(Unigram):
-    """A unigram tokenizer as T5 has it (Raffel et al. 2020). Ids equal those of T5Tokenizer.
+    """T5's unigram tokenizer (Raffel et al. 2020).
 
-    Ids 0 to 2 are padding, end and unknown. The last `num_sentinels` are <extra_id_99> to
-    <extra_id_0>.
+    Ids are the same as with Hugging Face's T5Tokenizer. Ids 0 to 2 are padding, end and unknown.
+    The last `num_sentinels` ids are <extra_id_99> to <extra_id_0>, in descending order.
     """
 
     file = "t5.json"
@@ -414,7 +420,7 @@ class T5(Unigram):
 
 
 def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
-    """Returns the pieces of a SentencePiece model, and the sentinels that it lacks.
+    """Adds T5's sentinels to the pieces of a SentencePiece model, which does not contain them.
 
     `settings` is the content of tokenizer_config.json.
     """
@@ -427,11 +433,14 @@ def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
 
 
 class Marian(Tokenizer):
-    """One language of a Marian: the pieces of its SentencePiece model, with the ids of vocab.json.
+    """The tokenizer of one language of a Marian model.
 
-    Ids equal those of Hugging Face's MarianTokenizer. Source and target may share the ids, although
-    each has a SentencePiece model of its own. A text may begin with the code of the language to
-    translate to, such as ">>fra<<". The saved file holds the ids by piece, and the model.
+    Pieces come from a SentencePiece model and their ids from vocab.json. Ids are the same as with
+    Hugging Face's MarianTokenizer. Source and target may share the ids, although each side has its
+    own SentencePiece model. A text may start with the code of the language to translate to, such as
+    ">>fra<<". The saved file contains the ids by piece, and the SentencePiece model.
+
+    Raises ValueError if the vocabulary lacks a special token.
     """
 
     file = "marian.json"
@@ -449,7 +458,7 @@ class Marian(Tokenizer):
         self.eos_id, self.unk_id, self.pad_id = (
             self.vocab[piece] for piece in ("</s>", "<unk>", "<pad>")
         )
-        # A decoder reads padding first. It is no token of a text.
+        # The decoder's start token is padding, which must never be generated.
         self.never = (self.pad_id,)
         self._pieces = ["<unk>"] * self.vocab_size
         for piece, i in self.vocab.items():
@@ -459,7 +468,7 @@ class Marian(Tokenizer):
 
     @classmethod
     def of(cls, vocab: dict[str, int], model: bytes) -> "Marian":
-        """Returns the tokenizer of these ids by piece, and of a SentencePiece model."""
+        """Returns a tokenizer with these ids by piece and a SentencePiece model."""
         content = {"vocab": vocab, "sentence_piece": base64.b64encode(model).decode()}
         return cls(json.dumps(content).encode())
 
@@ -485,7 +494,7 @@ class Marian(Tokenizer):
 
 
 def _split_code(text: str) -> tuple[list[str], str]:
-    """Returns the language code that begins a text, if there is one, and the rest of the text."""
+    """Returns the language code at the start of a text, if there is one, and the rest of it."""
     end = text.find("<<")
     if not text.startswith(">>") or end < 0:
         return [], text
@@ -493,9 +502,9 @@ def _split_code(text: str) -> tuple[list[str], str]:
 
 
 def marian_of_folder(folder: pathlib.Path) -> tuple[Marian, Marian]:
-    """Returns the tokenizers of source and target of a published model.
+    """Returns the source and target tokenizers of a published model.
 
-    `target_vocab.json` holds the ids of a target that does not share those of the source.
+    If the target does not share the ids of the source, its ids are in `target_vocab.json`.
     """
     vocab = json.loads((folder / "vocab.json").read_bytes())
     path = folder / "target_vocab.json"
@@ -507,9 +516,9 @@ def marian_of_folder(folder: pathlib.Path) -> tuple[Marian, Marian]:
 
 
 def marian_of_sentence_piece(tokenizer: SentencePiece, size: int) -> tuple[Marian, list[int]]:
-    """Returns a tokenizer of the same pieces, and the ids of `tokenizer` in the order of its ids.
+    """Returns a Marian tokenizer with the same pieces, and the old id of each of its ids.
 
-    It has `size` ids. The last one, its <pad>, is the id that a decoder reads first.
+    It has `size` ids. The last one, <pad>, is the decoder's start token.
     """
     processor = loaded(tokenizer.model)
     first = [tokenizer.eos_id, tokenizer.unk_id]

@@ -1,4 +1,4 @@
-"""WordPiece, BERT's tokenizer."""
+"""WordPiece, the tokenizer of BERT."""
 
 import collections
 import json
@@ -12,16 +12,20 @@ from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers.tokenizer import LibraryTokenizer, parts_of, pieces_by_id
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# The most frequent characters, as for BERT; words with other characters are unknown.
+# The number of characters in the alphabet, as for BERT. The most frequent ones are kept, and words
+# with other characters are unknown.
 _MAX_ALPHABET = 1000
 
 
 class WordPiece(LibraryTokenizer):
     """WordPiece (Schuster & Nakajima 2012; Devlin et al. 2018).
 
-    Words are split at punctuation. A word consists of its longest pieces from the left, and "##"
-    precedes the pieces that continue it. Ids equal those of Hugging Face's BertTokenizerFast.
-    Uncased text loses its accents, too. [SEP] ends a document.
+    Text is split into words at white space and punctuation. A word is split greedily, by taking the
+    longest matching piece from the left; pieces that continue a word start with "##". An uncased
+    tokenizer strips accents, too. [SEP] ends a document. Ids are the same as with Hugging Face's
+    BertTokenizerFast.
+
+    Raises ValueError if the vocabulary lacks a special token or has duplicates.
     """
 
     file = "wordpiece.json"
@@ -47,12 +51,12 @@ class WordPiece(LibraryTokenizer):
 
     @classmethod
     def of(cls, pieces: list[str], cased: bool) -> "WordPiece":
-        """Returns the tokenizer of the pieces, in the order of their ids."""
+        """Returns a tokenizer with these pieces, in the order of their ids."""
         return cls(json.dumps({"pieces": pieces, "cased": cased}).encode())
 
     @staticmethod
     def pipeline(vocab: dict[str, int], cased: bool) -> huggingface.Tokenizer:
-        """Returns the library's tokenizer, without special tokens: text must not encode to them."""
+        """Returns the library tokenizer. It has no special tokens, so no text encodes to them."""
         tokenizer = huggingface.Tokenizer(huggingface.models.WordPiece(vocab, unk_token="[UNK]"))
         tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=not cased)
         tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
@@ -61,17 +65,19 @@ class WordPiece(LibraryTokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, cased: bool) -> "WordPiece":
-        """Returns a tokenizer with the merges of pairs that occur at least twice.
+        """Returns a tokenizer that is trained by merging pairs that occur at least twice.
 
-        It has fewer pieces than `vocab_size` where the text has no more. Reads the texts twice.
+        It has fewer than `vocab_size` pieces if the text does not yield more. The texts are read
+        twice. Raises UserError if `vocab_size` is too small for the alphabet.
         """
         tokenizer = cls.pipeline({}, cased)
         counts = collections.Counter()
         for text in texts:
             counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
         alphabet = sorted(character for character, _ in counts.most_common(_MAX_ALPHABET))
-        # The library would number the continuing characters in an order that changes from run to
-        # run, and the numbers decide between equal counts.
+        # Passing the single characters as special tokens fixes their ids. The library would number
+        # the continuing characters in an order that changes from run to run, and the ids decide
+        # between pairs with equal counts, so the vocabulary would not be reproducible.
         first_pieces = [*_SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
         if vocab_size < len(first_pieces):
             raise UserError(
@@ -120,10 +126,10 @@ def _is_special(piece: str) -> bool:
 
 
 def from_vocabulary(pieces: list[str], config: dict) -> WordPiece:
-    """Returns the tokenizer of the lines of a vocab.txt and the content of tokenizer_config.json.
+    """Returns the tokenizer for the lines of a vocab.txt and the content of tokenizer_config.json.
 
-    Where the latter says nothing, capital letters in the vocabulary mean that it is cased. Raises
-    ValueError for settings that BERT does not have.
+    If the latter does not say whether text is lower-cased, a vocabulary with capital letters is
+    taken as cased. Raises ValueError for settings that BERT does not use.
     """
     words = [piece for piece in pieces if not re.fullmatch(r"\[.+\]", piece)]
     lowers = config.get("do_lower_case", all(word == word.lower() for word in words))
@@ -137,14 +143,15 @@ def from_vocabulary(pieces: list[str], config: dict) -> WordPiece:
 
 
 def from_library(text: str) -> WordPiece:
-    """Returns the tokenizer of a tokenizer.json, the only file that transformers 5 saves.
+    """Returns the tokenizer for a tokenizer.json, which is the only file that transformers 5 saves.
 
-    Raises ValueError where it does not encode as BERT's does.
+    Raises ValueError if it encodes text differently from BERT's tokenizer.
     """
     content = json.loads(text)
     normalizer = content["normalizer"] or {}
     if normalizer.get("strip_accents") == normalizer.get("lowercase"):
-        # Both spellings mean the same.
+        # By default accents are stripped if and only if text is lower-cased, so this setting is the
+        # default spelled out.
         content["normalizer"] = normalizer | {"strip_accents": None}
     parts = parts_of(huggingface.Tokenizer.from_str(json.dumps(content)))
     added = {token["content"]: token["id"] for token in content["added_tokens"]}

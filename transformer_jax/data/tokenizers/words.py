@@ -1,4 +1,4 @@
-"""Tokenizers with one token for each word, character or residue."""
+"""Tokenizers with one token for each word, each character, or each residue of a protein."""
 
 import collections
 import functools
@@ -18,18 +18,19 @@ from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids, visi
 # One token for each word.
 
 _SPECIAL = ("<end>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[MASK]")
-# Letters and digits, with apostrophes between them, or one other character.
+# Letters and digits with apostrophes between them, or a single other character.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*|\S")
 
 
 class Words(Tokenizer):
-    """One token per word of the training text, the most frequent first.
+    """One token for each word of the training text, in descending order of frequency.
 
-    A word consists of letters and digits, with apostrophes between them. Any other character that
-    is no space is a word of its own. Uncased words are in lower case. Decoding puts a space between
-    words: it restores neither the spaces nor the line ends of the text, nor capital letters.
+    A word consists of letters and digits, with apostrophes between them. Any other character except
+    white space is a word of its own. Uncased words are lower-cased. Decoding joins words with
+    spaces, so it restores neither the white space of the text nor its capital letters.
 
-    `counts` (V,) are the occurrences of the words in the training text, 0 for special tokens.
+    `counts` (V,) is the number of occurrences of each word in the training text, 0 for special
+    tokens. Raises ValueError if a word occurs twice or lacks its count.
     """
 
     file = "words.json"
@@ -51,10 +52,10 @@ class Words(Tokenizer):
     def train(
         cls, texts: Iterable[str], vocab_size: int, cased: bool, min_count: int = 1
     ) -> "Words":
-        """Returns the tokenizer of the words that occur at least `min_count` times.
+        """Returns a tokenizer of the words that occur at least `min_count` times.
 
-        The least frequent are cut off beyond `vocab_size`. Equally frequent words are in the order
-        of their characters. Raises UserError where no word is left.
+        If these are more than `vocab_size`, the least frequent are dropped. Equally frequent words
+        are in alphabetical order. Raises UserError if no word is left.
         """
         counter = collections.Counter()
         for text in texts:
@@ -78,7 +79,7 @@ class Words(Tokenizer):
         return cls(json.dumps(content).encode())
 
     def split(self, text: str) -> Iterable[str]:
-        """Returns the words of a text, known or not, in their order."""
+        """Returns the words of a text in order, including unknown ones."""
         return _split(text, self.cased)
 
     def spelled(self, size):
@@ -110,27 +111,29 @@ class Words(Tokenizer):
 
 
 def _split(text: str, cased: bool) -> Iterable[str]:
-    """Returns the words of a text in their order."""
+    """Returns the words of a text in order."""
     words = _WORD.findall(text)
     return words if cased else map(str.lower, words)
 
 
 # --------------------------------------------------------------------------------------------------
-# Words whose units are their characters, as ELMo reads them.
+# Words that are represented by their characters, as in ELMo.
 
-# The published code of ELMo has the bytes 0 to 255, marks, and adds 1 to all of them. Its mark 256
-# begins a sentence; here the end of a text also begins the next.
+# In ELMo's published code, characters are the bytes 0 to 255 followed by special characters, and 1
+# is added to all of them. Its 256 starts a sentence; it is unused here, because the end of a text
+# also starts the next one.
 _TEXT_END, _WORD_BEGIN, _WORD_END, _PADDING = 257, 258, 259, 260
 Unit = tuple[int, ...]
-_CACHED_WORDS = 2**17  # words whose characters are kept, the latest ones
+_CACHED_WORDS = 2**17  # the most recently used words whose characters are cached
 
 
 class Spelled(Tokenizer):
-    """A tokenizer of words whose units are characters: a word is `size` numbers.
+    """A tokenizer that represents each word by `size` integers, its characters.
 
-    They are the word's beginning, its bytes in UTF-8, its end, and padding. A longer word is cut.
-    Words that the tokenizer does not know have units, too. A text begins and ends with the mark of
-    the end, as in the store of a text. The files are those of the tokenizer of words.
+    They are the start of the word, its bytes in UTF-8, the end of the word, and padding. A longer
+    word is truncated. Words outside the vocabulary are represented in the same way. A text starts
+    and ends with the end-of-text token, as in the token store. It is saved in the files of the word
+    tokenizer.
     """
 
     def __init__(self, words: Tokenizer, size: int):
@@ -152,7 +155,7 @@ class Spelled(Tokenizer):
         return list(zip(self._encode(texts), spans))
 
     def pieces(self, ids) -> list[str]:
-        """Returns the word of each unit; of a long word, its beginning."""
+        """Returns the word of each unit; a long word is truncated."""
         return [self._piece(unit) for unit in ids]
 
     def _piece(self, unit) -> str:
@@ -169,7 +172,9 @@ class Spelled(Tokenizer):
 
     @functools.cached_property
     def table(self) -> Int[np.ndarray, "V C"]:
-        """The characters of each word of the vocabulary."""
+        """The characters of each word in the vocabulary."""
+        # Training looks words up in this table, so the token store keeps one id per word instead of
+        # `size` characters.
         words = self._words.pieces(list(range(self.vocab_size)))
         table = np.array([self._spelling(word) for word in words], np.int16)
         table[self._words.eos_id] = self.eos_id
@@ -189,9 +194,10 @@ class Spelled(Tokenizer):
 
 
 class Characters(Tokenizer):
-    """One token per character of the training text.
+    """One token for each character of the training text.
 
-    Id 0 is the end of a document and id 1 an unknown character. The characters follow in order.
+    Id 0 is the end of a document, and id 1 is an unknown character. The characters follow in the
+    order of their code points. Raises ValueError if they are not in that order.
     """
 
     file = "characters.json"
@@ -204,12 +210,16 @@ class Characters(Tokenizer):
             raise ValueError("the characters are not in order")
         self._characters = ["", "\ufffd", *characters]
         self.vocab_size = len(self._characters)
+        # A table over all code points, so that encoding a text is a single array lookup.
         self._ids = np.full(sys.maxunicode + 1, self.unk_id, np.int32)
         self._ids[[ord(character) for character in characters]] = np.arange(2, self.vocab_size)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Characters":
-        """Returns the tokenizer of the texts. Raises UserError for too many characters."""
+        """Returns a tokenizer of the characters in the texts.
+
+        Raises UserError if there are more of them than `vocab_size` allows.
+        """
         characters = set()
         for text in texts:
             characters.update(text)
@@ -241,18 +251,21 @@ class Characters(Tokenizer):
 # --------------------------------------------------------------------------------------------------
 # The alphabet of ESM: one token for each residue of a protein.
 
-# The amino acids; those that stand for several (X, B, Z) or are rare (U, O) follow them.
+# The 20 standard amino acids, and the codes for ambiguous (X, B, Z) and rare (U, O) ones.
 STANDARD = "LAGVSERTIDPKQNFYMHWC"
 AMBIGUOUS = "XBUZO"
-# In the order of the published alphabet, which has also the marks of gaps and an unused token.
+# In the order of the published alphabet, which also has the gap characters of alignments and an
+# unused token.
 TOKENS = ("<cls>", "<pad>", "<eos>", "<unk>", *STANDARD, *AMBIGUOUS, ".", "-", "<null_1>", "<mask>")
 
 
 class Residues(Tokenizer):
-    """A token is a residue, an upper-case letter (Rives et al. 2021).
+    """One token for each residue, which is an upper-case letter (ESM, Rives et al. 2021).
 
-    The ids are those of Hugging Face's EsmTokenizer. Spaces have no token, and any other character
-    is unknown. "<mask>" stands for a masked residue, as "[MASK]" does.
+    Ids are the same as with Hugging Face's EsmTokenizer. White space is ignored, and any other
+    character is unknown. In `encode_masked`, both "<mask>" and "[MASK]" are a masked residue.
+
+    Raises ValueError if the alphabet lacks a special token or has duplicates.
     """
 
     file = "residues.json"
@@ -261,26 +274,27 @@ class Residues(Tokenizer):
         super().__init__(model)
         self._pieces = json.loads(model)["tokens"]
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        missing = [mark for mark in ("<cls>", "<eos>", "<unk>", "<mask>") if mark not in self._ids]
+        needed = ("<cls>", "<eos>", "<unk>", "<mask>")
+        missing = [piece for piece in needed if piece not in self._ids]
         if missing:
             raise ValueError(f"no token {missing[0]!r} in the alphabet")
         if len(self._ids) < len(self._pieces):
             raise ValueError("a token of the alphabet occurs twice")
         self.vocab_size = len(self._pieces)
-        marks = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
-        self.cls_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = map(self._ids.get, marks)
+        names = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+        self.cls_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = map(self._ids.get, names)
         self.sep_id = self.eos_id
-        # Masks neither hide nor insert gaps.
+        # Gap characters count as special, so that they are neither masked nor inserted.
         self.special = np.array([not piece.isalpha() for piece in self._pieces])
 
     @classmethod
     def of(cls, tokens: Sequence[str] = TOKENS) -> "Residues":
-        """Returns the tokenizer of an alphabet, in the order of its ids; by default that of ESM."""
+        """Returns the tokenizer for an alphabet in the order of its ids, by default ESM's."""
         return cls(json.dumps({"tokens": [*tokens]}).encode())
 
     @staticmethod
     def has(tokens: Sequence[str]) -> bool:
-        """Whether the lines of a vocab.txt are an alphabet of residues."""
+        """Returns whether the lines of a vocab.txt are an alphabet of residues."""
         return {"<cls>", "<eos>", "<mask>", *STANDARD} <= {*tokens}
 
     def _encode(self, texts):
@@ -308,8 +322,8 @@ class Residues(Tokenizer):
         return piece
 
     def hf_files(self):
-        marks = {f"{name}_token": f"<{name}>" for name in ("cls", "pad", "eos", "unk", "mask")}
-        settings = {"tokenizer_class": "EsmTokenizer", **marks}
+        special = {f"{name}_token": f"<{name}>" for name in ("cls", "pad", "eos", "unk", "mask")}
+        settings = {"tokenizer_class": "EsmTokenizer", **special}
         return {
             "vocab.txt": "\n".join(self._pieces).encode(),
             "tokenizer_config.json": json.dumps(settings).encode(),
