@@ -198,7 +198,7 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
     program = trainer.Program.of(config, task, jax.devices()[:1])
     monkeypatch.setattr(memory, "host_memory", lambda: None)
     with pytest.raises(
-        RunError, match="initialising parameters and optimizer state: .* TiB requested"
+        RunError, match="initializing parameters and optimizer state: .* TiB requested"
     ):
         with memory.explained(task, program):
             states.init(task, program.tx, program.state)

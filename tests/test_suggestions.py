@@ -144,8 +144,8 @@ def test_the_listing_of_keys():
     config = configs.load(str(ROOT / "configs/finetune/glue.py:stsb"))
     lines = flags.lines(config, "configs/finetune/glue.py:stsb")
     assert (
-        "train.batch=32 (a whole number; default 64): rows of an update, over all hosts and "
-        "microbatches" in lines
+        "train.batch=32 (a whole number; default 64): rows in the batch of an update, over all "
+        "hosts and microbatches" in lines
     )
     for begins in (
         "task.length=128 (a whole number): tokens of a row",
@@ -172,7 +172,7 @@ def test_the_listing_of_keys():
 def test_help_config_needs_no_workdir(program, config):
     done = here(program, f"--config=configs/{config}", "--config.train.batch=7", "--help_config")
     assert done.returncode == 0 and not done.stderr, done.stderr
-    assert "\ntrain.batch=7 (a whole number; default 64): rows of an update" in done.stdout
+    assert "\ntrain.batch=7 (a whole number; default 64): rows in the batch of" in done.stdout
     assert "\nmodel.d_model=" in done.stdout and "\ntask.name=" in done.stdout
 
 

@@ -1,10 +1,10 @@
-"""The configuration: files, overrides and records of configs.
+"""Configs: their files, overrides, and records.
 
-The sections `model`, `task` and `source` take their keys, types and defaults from the class that
-`config.model.name`, `config.task.name` and `config.source.name` name (`named_class`). The others
-are the dataclasses of `configuration/sections.py`. A config file defines `get_config()` or
-`get_config(arg)` and returns `experiment(section={key: value})`, the differences from the defaults.
-`load` reads such a file, applies overrides and validates.
+The keys, types and defaults of the sections `model`, `task` and `source` come from the classes that
+`config.model.name`, `config.task.name` and `config.source.name` name (`named_class`). The other
+sections are the dataclasses in `configuration/sections.py`. A config file defines `get_config()` or
+`get_config(arg)`, which returns `experiment(section={key: value})` with the differences from the
+defaults. `load` reads such a file, applies overrides and validates the result.
 """
 
 import inspect
@@ -110,26 +110,25 @@ def chosen(config: ConfigDict) -> tuple[str, str, str]:
 
 
 def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]]:
-    """Returns {"section.key": (type, default)} of a run of `task` with `model`.
+    """Returns {"section.key": (type, default)} for a run of `task` with `model`.
 
-    `source` is "" where the task reads `config.data`. `init_from` is the only key without a
-    section.
+    `source` is "" if the task reads `config.data`. `init_from` is the only key without a section.
     """
     keys = {INIT_FROM: (str | None, None)}
     for section, name in zip(classes.SECTIONS, (model, task, source)):
         keys[f"{section}.name"] = (str, name)
-        keys |= _of_class(section, named_class(section, name)) if name else {}
+        keys |= _class_keys(section, named_class(section, name)) if name else {}
     for section, cls in SECTIONS.items():
-        keys |= _of_class(section, cls)
+        keys |= _class_keys(section, cls)
     return keys
 
 
-def _of_class(section: str, cls: type) -> dict[str, tuple[Any, Any]]:
+def _class_keys(section: str, cls: type) -> dict[str, tuple[Any, Any]]:
     return {f"{section}.{key}": value for key, value in class_options(cls).items()}
 
 
 def all_keys(path: str | None = None) -> list[str]:
-    """Returns the keys of the config file `path`; without such a file, of all models and tasks."""
+    """Returns the keys of the config file `path`, or, without a file, of all models and tasks."""
     try:
         config = load(path or "")
         return [*schema(*chosen(config))]
@@ -144,17 +143,17 @@ def all_keys(path: str | None = None) -> list[str]:
 
 
 def experiment(**delta: Any) -> ConfigDict:
-    """Returns a full config from its differences from the defaults.
+    """Returns a complete config, given its differences from the defaults.
 
     `model` and `task` need at least a name: `experiment(model={"name": "encoder_decoder"},
     task={"name": "translation"}, train={"batch": 96})`. A name may be the path of a Python file,
-    which is executed. Raises UserError for an unknown key or a value of the wrong type.
+    which is then executed. Raises UserError for an unknown key or a value of the wrong type.
     """
     return _experiment(classes.with_files(delta))
 
 
 def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
-    """Returns the config of `experiment`. A path of a file must be a `classes.File`."""
+    """Returns the config of `experiment`. The path of a file must be a `classes.File`."""
     for section in ("model", "task"):
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(
@@ -181,7 +180,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
         else:
             named = {f"{section}.{key}": entry for key, entry in value.items()}
             values |= {key: _value(key, entry, keys) for key, entry in named.items()}
-    # To set 150 keys of a ConfigDict one by one takes 14 ms.
+    # A ConfigDict is built from a dict, because setting its 150 keys one by one takes 14 ms.
     config = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -190,7 +189,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
 
 
 def meaning(key: str, model: str, task: str, source: str = "") -> str:
-    """Returns the meaning of a key of `schema(model, task, source)`: the comment at its field."""
+    """Returns the meaning of a key in `schema(model, task, source)`, the comment at its field."""
     if key == INIT_FROM:
         return INIT_FROM_MEANING
     if key == "source.name" and not source:
@@ -204,7 +203,7 @@ def meaning(key: str, model: str, task: str, source: str = "") -> str:
 
 
 def _suggestion(key: str, keys: Mapping[str, tuple[Any, Any]]) -> str:
-    """Returns '; did you mean ...?' for a key that is not in a config's schema."""
+    """Returns '; did you mean ...?' for a key that is not in the schema of a config."""
     chosen = [keys[f"{section}.name"][1] for section in classes.SECTIONS]
 
     def explain(name: str) -> str:
@@ -214,7 +213,7 @@ def _suggestion(key: str, keys: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
-    """Sets `section.key`. A string is read as on a command line, as the key's type."""
+    """Sets `section.key`. A string is converted to the key's type, as on a command line."""
     section, _, name = key.rpartition(".")
     if section in classes.SECTIONS and name != "name":
         name, value = old_names.current_key(section, config[section].name, name, value)
@@ -226,7 +225,7 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
 
 
 def _value(key: str, value: Any, keys: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Returns a value as the type of its key, one of `keys`, the config's schema."""
+    """Returns a value converted to the type of its key in `keys`, the schema of the config."""
     if key not in keys:
         raise UserError(f"unknown key config.{key}{_suggestion(key, keys)}")
     kind, default = keys[key]
@@ -240,10 +239,10 @@ def _value(key: str, value: Any, keys: Mapping[str, tuple[Any, Any]]) -> Any:
 def load(
     path: str | os.PathLike, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
 ) -> ConfigDict:
-    """Returns the validated config of `file.py` or `file.py:arg` with overrides.
+    """Returns the validated config of `file.py` or `file.py:arg`, with overrides.
 
-    Overrides are {"train.batch": 32}, or pairs with the strings of a command line,
-    ("train.batch", "32"). Raises UserError for a fault in the file, a key or a value.
+    Overrides are a mapping such as {"train.batch": 32}, or pairs with strings as on a command line,
+    such as ("train.batch", "32"). Raises UserError for an error in the file, a key or a value.
     """
     files, others = classes.split(dict(overrides).items())
     with classes.in_place_of_names(files):
@@ -262,9 +261,9 @@ def _checked(config: ConfigDict) -> ConfigDict:
 def tiny(path: str | os.PathLike) -> ConfigDict:
     """Returns the tiny variant of `file.py` or `file.py:arg`, which trains in seconds on a CPU.
 
-    The file's `TINY` holds the keys to change, as `experiment` takes them. If `TINY` is a function,
-    it is called as `get_config` is. Raises UserError if the file has no `TINY`, or for a wrong key
-    or value.
+    `TINY` in the file holds the keys to change, in the form that `experiment` takes. If it is a
+    function, it is called like `get_config`. Raises UserError if the file has no `TINY`, or for a
+    wrong key or value.
     """
     config = read(path)
     file, _, arg = os.fspath(path).partition(":")
@@ -285,8 +284,8 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
 def from_record(values: dict, source: str, files: classes.Recorded | None = None) -> ConfigDict:
     """Returns the config whose `to_dict()` a run has recorded as JSON.
 
-    Keys that the schema has gained since then take their defaults. `source` names the record in
-    errors. `files` decides about the paths in it.
+    Keys that have been added to the schema since then have their defaults. `source` is the name of
+    the record in error messages. `files` decides which recorded paths of class files are used.
     """
     try:
         known, others = (files or classes.Recorded()).resolved(values)

@@ -1,4 +1,4 @@
-"""Peak rates, memory and links of chips, with their sources."""
+"""Peak rates, memory and interconnects of chips, with the sources of the figures."""
 
 import dataclasses
 import functools
@@ -6,13 +6,13 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a topology is chosen before jax is imported
+if TYPE_CHECKING:  # no import at run time, because a topology is chosen before jax is imported
     import jax
 
 
 @dataclasses.dataclass(frozen=True)
 class Multiprocessors:
-    """The streaming multiprocessors of a GPU, as its compiler asks for them."""
+    """The streaming multiprocessors of a GPU, which its compiler needs to know."""
 
     count: int
     clock: float  # GHz, at the peak rate
@@ -22,38 +22,38 @@ class Multiprocessors:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device of JAX. For a TPU v4 that is a chip: JAX joins its two cores."""
+    """One JAX device. For a TPU v4 it is a chip, because JAX joins its two cores."""
 
     name: str
     flops: float  # peak bfloat16 FLOP/s, dense
-    memory: float  # bytes a program may use
+    memory: float  # bytes that a program may use
     memory_bandwidth: float  # bytes/s
-    # bytes/s that leave the chip, one way, over all its links to chips of its kind
+    # bytes/s that can leave the chip, in one direction, over all its links to chips of its kind
     link_bandwidth: float
-    # bytes/s of its share of the links to other hosts, one way; None: not known
+    # bytes/s of its share of the links to other hosts, in one direction; None: unknown
     network_bandwidth: float | None = None
-    multiprocessors: Multiprocessors | None = None  # of a GPU that programs can be compiled for
+    multiprocessors: Multiprocessors | None = None  # of GPUs for which programs can be compiled
 
 
 _GB, _GIB, _TERA = 1e9, 2**30, 1e12
 
-# TPUs: section "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half
-# of "bidirectional ICI bandwidth per chip". The page of v4 does not give it: 6 links of 50 GB/s
-# (Jouppi et al. 2023, table 4). Memory: the bytes that the compiler (libtpu 0.0.42) allows a
-# program, instead of the nominal 32, 16, 95 and 32 GB.
+# TPUs: section "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e. Links:
+# half of "bidirectional ICI bandwidth per chip"; the page on v4 does not give it, and 6 links of
+# 50 GB/s are from Jouppi et al. 2023, table 4. Memory: the bytes that the compiler (libtpu 0.0.42)
+# allows a program to use, instead of the nominal 32, 16, 95 and 32 GB.
 V4 = Chip("TPU v4", 275 * _TERA, 30.75 * _GIB, 1200 * _GB, 300 * _GB)
 V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
 V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
 V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 
-# GPUs: NVIDIA's data sheets of each, for B200 that of "DGX B200". Rates without sparsity, with sums
-# in float32. Links: half of NVLink's bidirectional 600 (A100), 900 (H100, H200) and 1,800 GB/s
-# (B200) within a host; others have PCIe 4.0 x16. Network: 200 Gb/s a GPU in DGX A100, 400 Gb/s in
-# DGX H100, H200 and B200; 100 Gb/s for 8 GPUs in Google Cloud's g2-standard-96 (L4) and AWS's
-# g5.48xlarge (A10G).
-# Multiprocessors: the architectures' white papers, "A100", "H100", "Ampere GA102" and "Ada"; AWS's
-# page of G5 gives A10G's 320 tensor cores, 4 of each multiprocessor. The clocks are those of the
-# peak rates.
+# GPUs: NVIDIA's data sheet of each GPU, and for B200 the data sheet of "DGX B200". Rates are
+# without sparsity, and with sums in float32. Links: half of NVLink's bidirectional 600 (A100), 900
+# (H100, H200) and 1,800 GB/s (B200) within a host; the others have PCIe 4.0 x16. Network: 200 Gb/s
+# per GPU in DGX A100, 400 Gb/s in DGX H100, H200 and B200, and 100 Gb/s for 8 GPUs in Google
+# Cloud's g2-standard-96 (L4) and AWS's g5.48xlarge (A10G).
+# Multiprocessors: the white papers of the architectures, "A100", "H100", "Ampere GA102" and "Ada".
+# AWS's page on G5 gives 320 tensor cores for A10G, with 4 in each multiprocessor. The clocks are
+# the ones at which the peak rates are reached.
 _MIB, _GBIT = 2**20, 1e9 / 8
 _GA100 = Multiprocessors(108, 1.41, 40 * _MIB, "8.0")
 _GA102 = Multiprocessors(80, 1.71, 6 * _MIB, "8.6")
@@ -71,7 +71,7 @@ L4 = Chip("L4", 121 * _TERA, 24 * _GB, 300 * _GB, 32 * _GB, 100 / 8 * _GBIT, _AD
 A10G = Chip("A10G", 70 * _TERA, 24 * _GB, 600 * _GB, 32 * _GB, 100 / 8 * _GBIT, _GA102)
 RTX_4090 = Chip("RTX 4090", 165.2 * _TERA, 24 * _GB, 1008 * _GB, 32 * _GB, None, _AD102)
 
-# By jax.Device.device_kind.
+# Chips by jax.Device.device_kind.
 _BY_KIND = {
     "TPU v4": V4,
     "TPU v5 lite": V5E,
@@ -93,7 +93,7 @@ _BY_KIND = {
     "NVIDIA GeForce RTX 4090": RTX_4090,
 }
 
-# By the names of the command line.
+# Chips by their names on the command line.
 NAMES = {
     "v4": V4,
     "v5e": V5E,
@@ -111,20 +111,20 @@ NAMES = {
 
 
 def of(device_kind: str) -> Chip | None:
-    """Returns the chip named by `jax.Device.device_kind`; None for an unknown chip or a CPU."""
+    """Returns the chip with this `jax.Device.device_kind`; None for an unknown chip or a CPU."""
     return _BY_KIND.get(device_kind)
 
 
 def kind(chip: Chip) -> str:
-    """Returns the `jax.Device.device_kind` of a chip, the first one where it has several."""
+    """Returns the `jax.Device.device_kind` of a chip, or the first one if it has several."""
     return next(kind for kind, other in _BY_KIND.items() if other is chip)
 
 
 def peak(mesh: "jax.sharding.Mesh") -> tuple[float, str]:
-    """Returns the peak bfloat16 FLOP/s of all devices of the mesh, and the source of the figure.
+    """Returns the peak bfloat16 FLOP/s of all devices in the mesh, and the source of the figure.
 
-    The rate of an unknown chip is measured with a matrix product. The virtual devices of a host's
-    CPU share its cores and count as one.
+    If the chip is unknown, its rate is measured with a matrix product. All CPU devices of a host
+    count as one, because they share its cores.
     """
     device = mesh.devices.flat[0]
     if chip := of(device.device_kind):
@@ -142,9 +142,9 @@ def peak(mesh: "jax.sharding.Mesh") -> tuple[float, str]:
 def measured(platform: str) -> float:
     """Returns the measured FLOP/s of matrix products on the first device of this process.
 
-    The dtype is that of models on this platform. On a CPU it is one product of 1024 x 1024. On an
-    accelerator, where a call takes longer than a product, it is a sequence of 30 products of
-    4096 x 4096. The result is the best of five.
+    The dtype is the one in which models compute on this platform. On a CPU, one product of
+    1024 x 1024 is timed. On an accelerator it is a sequence of 30 products of 4096 x 4096, because
+    a call takes longer than a single product. The result is the best of five measurements.
     """
     import jax
     import jax.numpy as jnp
@@ -153,6 +153,7 @@ def measured(platform: str) -> float:
         size, num_products, dtype = 1024, 1, jnp.float32
     else:
         size, num_products, dtype = 4096, 30, jnp.bfloat16
+    # This scale keeps the magnitude of the elements about constant from product to product.
     matrix = jax.random.normal(jax.random.key(0), (size, size), dtype) / math.sqrt(size)
 
     @jax.jit

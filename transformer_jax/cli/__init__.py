@@ -1,1 +1,1 @@
-"""The command line: what may be typed, exit codes, signals and environment."""
+"""The command line: flags, exit codes, signals and the environment of a program."""

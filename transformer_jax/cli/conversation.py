@@ -1,4 +1,4 @@
-"""Conversations on the command line, and text that is shown while a model writes it."""
+"""Conversations on the command line, and output that is shown while a model generates it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Writing a text to stdout while a model writes it.
+# Streaming a text to stdout while a model generates it.
 
 
 class Streamed:
-    """Writes the text as it comes: the argument `watch` of `generate` and `reply`.
+    """Writes a text while it is generated, as the argument `watch` of `generate` and `reply`.
 
-    A part is held back while it may be the beginning of one of the strings `stop`. `before` stands
-    in front of the text.
+    The end of the text is held back as long as it may be the start of one of the strings `stop`,
+    which do not belong to the completion. `before` is written in front of the text.
     """
 
     def __init__(self, stop: Sequence[str], before: str = ""):
@@ -22,7 +22,8 @@ class Streamed:
         self._written = ""
 
     def __call__(self, texts: list[str]) -> None:
-        ready = texts[0].removesuffix("\ufffd")  # a character whose other bytes are still to come
+        # The last character may be incomplete, with the rest of its bytes in the next tokens.
+        ready = texts[0].removesuffix("\ufffd")
         ready = ready[: len(ready) - self._held_back(ready)]
         sys.stdout.write(self._before + ready[len(self._written) :])
         sys.stdout.flush()
@@ -30,11 +31,11 @@ class Streamed:
         self._written = max(self._written, ready, key=len)
 
     def end(self, text: str) -> None:
-        """Writes the rest of the whole text, and ends the line."""
+        """Writes what remains of the complete text, and ends the line."""
         print(self._before + text[len(self._written) :], flush=True)
 
     def _held_back(self, text: str) -> int:
-        """Returns the number of last characters that may be the beginning of a stop string."""
+        """Returns how many of the last characters may be the start of a stop string."""
         lengths = [
             length
             for stop in self._stop
@@ -51,7 +52,7 @@ _PROMPT = "> "
 
 
 def begun(system: str | None) -> list[dict]:
-    """Returns the messages of a conversation before the user writes."""
+    """Returns the messages of a conversation before the user's first one."""
     return [] if system is None else [{"role": "system", "content": system}]
 
 
@@ -60,29 +61,30 @@ def user_message(text: str) -> dict:
 
 
 def hold(task, params, system: str | None, settings: dict) -> None:
-    """Answers the messages of stdin until it ends. `settings` are arguments of `task.reply`.
+    """Replies to the messages on stdin until it ends. `settings` are arguments of `task.reply`.
 
-    In a terminal, an answer is written as it comes. Otherwise each line of stdin is a message, and
-    each line of stdout its answer, in which a line end is a space. An empty line is no message; its
-    answer is empty. Raises UserError for a message that exceeds the window, with its line, and for
-    a run without the marks of conversations.
+    In a terminal, a reply is written while it is generated. Otherwise each line of stdin is a
+    message, and each line of stdout is the reply to it, with line ends replaced by spaces. An empty
+    line is not a message, and the line of its reply is empty. Raises UserError, with the number of
+    the line, for a message that exceeds the window, and for a run without the special tokens of
+    conversations.
     """
-    _ = task.chat_tokenizer
+    _ = task.chat_tokenizer  # raises the error before the first message is read
     history = begun(system)
 
-    def answer(text: str, watch: Callable | None = None) -> str:
-        """Returns the answer to a message; both are then part of the history."""
+    def reply(text: str, watch: Callable | None = None) -> str:
+        """Returns the reply to a message, and adds both to the history."""
         messages = [*history, user_message(text)]
-        answered = task.reply(params, messages, watch=watch, **settings).text
+        completion = task.reply(params, messages, watch=watch, **settings).text
         history[:] = messages
-        if answered.strip():
-            history.append({"role": "assistant", "content": answered})
-        return answered
+        if completion.strip():
+            history.append({"role": "assistant", "content": completion})
+        return completion
 
-    (_talk if sys.stdin.isatty() else _pipe)(answer, settings["stop"])
+    (_talk if sys.stdin.isatty() else _pipe)(reply, settings["stop"])
 
 
-def _talk(answer: Callable, stop) -> None:
+def _talk(reply: Callable, stop) -> None:
     from transformer_jax.pictures.progress import say
 
     say("a conversation; Ctrl-D ends it")
@@ -95,17 +97,17 @@ def _talk(answer: Callable, stop) -> None:
         if text.strip():
             show = Streamed(stop)
             try:
-                show.end(answer(text, show))
-            except UserError as error:  # the conversation goes on
+                show.end(reply(text, show))
+            except UserError as error:  # in a terminal, the conversation continues
                 say(f"error: {error}")
 
 
-def _pipe(answer: Callable, stop) -> None:
+def _pipe(reply: Callable, stop) -> None:
     from transformer_jax.data.sources.text_files import text_lines
 
     for number, text in enumerate(text_lines("-"), 1):
         try:
-            answered = answer(text) if text.strip() else ""
+            completion = reply(text) if text.strip() else ""
         except UserError as error:
             raise UserError(f"stdin:{number}: {error}") from None
-        print(" ".join(answered.split("\n")), flush=True)
+        print(" ".join(completion.split("\n")), flush=True)

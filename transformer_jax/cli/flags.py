@@ -1,4 +1,4 @@
-"""The flags of the programs: their definitions, their values, and help about them."""
+"""The flags of the programs: their definitions, their values, and the help on them."""
 
 import contextlib
 import os
@@ -13,19 +13,19 @@ from transformer_jax.configuration import classes, coercion
 from transformer_jax.training import memory
 
 # --------------------------------------------------------------------------------------------------
-# Definitions of flags, and the values that a user gives them.
+# Definitions of flags, and the values that the user gives them.
 
 FLAGS = flags.FLAGS
 
-# One program's own, empty again when it ends.
+# These belong to the program that is running, and are emptied when it ends.
 _overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order
-_commands: list[str] = []  # accepted as first argument
+_commands: list[str] = []  # the commands that are accepted as the first argument
 _chosen: list[str] = []  # the command that was given
-_optional: list[str] = []  # --config or --workdir, where it may be left out
+_optional: list[str] = []  # "config" and "workdir", if they may be left out
 
 
 def define_commands(*names: str) -> None:
-    """The first argument of the program is one of `names`; `command()` returns it."""
+    """Makes the program take one of `names` as its first argument, which `command()` returns."""
     _commands.extend(names)
 
 
@@ -48,7 +48,7 @@ def define_config(required: bool = True) -> None:
 
 
 def define_workdir(multiple: bool = False) -> None:
-    """With `multiple` the flag may be left out or repeated, and FLAGS.workdir is a list."""
+    """Defines --workdir. With `multiple` it may be left out or repeated, and is a list."""
     meaning = "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME)."
     if multiple:
         _optional.append("workdir")
@@ -58,7 +58,7 @@ def define_workdir(multiple: bool = False) -> None:
 
 
 def define_training() -> None:
-    """Defines the flags of the trainers."""
+    """Defines the flags of the training programs."""
     define_config()
     define_workdir()
     define_hosts()
@@ -81,7 +81,7 @@ def define_preparation() -> None:
     flags.DEFINE_string(
         "beam_runner",
         None,
-        "Runner of Apache Beam that tokenises the parts of the text: DirectRunner, DataflowRunner, "
+        "Runner of Apache Beam that tokenizes the parts of the text: DirectRunner, DataflowRunner, "
         "FlinkRunner, SparkRunner and so on. By default this job's processes do.",
     )
     flags.DEFINE_list(
@@ -92,7 +92,7 @@ def define_preparation() -> None:
 
 
 def define_hosts() -> None:
-    """Defines the flags of a run on several hosts. Slurm and Cloud TPU need none of them."""
+    """Defines the flags of a run on several hosts, which Slurm and Cloud TPU do not need."""
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
     flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
@@ -110,7 +110,7 @@ def define_step() -> None:
 
 
 def _define(name: str, default: str | None, meaning: str) -> None:
-    """Defines a flag that several parts of a program share. A default of None makes it required."""
+    """Defines a flag, unless another part of the program has. With default None, it is required."""
     if name not in FLAGS:
         flags.DEFINE_string(name, default, meaning)
 
@@ -118,8 +118,8 @@ def _define(name: str, default: str | None, meaning: str) -> None:
 def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
     """Returns the --config.KEY=VALUE overrides, [(key, value), ...].
 
-    Raises UserError for a key that begins with none of `allowed`: a finished run fixes its config.
-    The file of a class that it names is always allowed.
+    Raises UserError for a key that starts with none of `allowed`, because the config of a finished
+    run is fixed. The file of a class that the config names is always allowed.
     """
     _, others = classes.split(_overrides)
     for key, _ in others:
@@ -134,7 +134,7 @@ def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
 def load_config(argument: str = ""):
     """Returns the validated config of --config with its overrides.
 
-    `argument` replaces the one behind the colon of --config=FILE.py:ARGUMENT.
+    `argument` is added as in --config=FILE.py:ARGUMENT.
     """
     from transformer_jax import config
 
@@ -152,9 +152,10 @@ def open_run(
 ):
     """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
 
-    `workdir` takes the place of --workdir. Another `flag` names another run, whose best checkpoint
-    is taken. The keys of `config.mesh` are always allowed: they split the work over the local
-    devices. Raises UserError where the task lacks `method`: the run is not one that `ability`.
+    `workdir` replaces --workdir. Another `flag` names another run, of which the best checkpoint is
+    opened. The keys of `config.mesh` are always allowed, because they only split the work over the
+    local devices. Raises UserError if the task has no method `method`; `ability` completes the
+    message "not one that ...".
     """
     from transformer_jax.runs.open import open_run
 
@@ -169,7 +170,7 @@ def open_run(
 
 
 def profile() -> tuple[int, int] | None:
-    """Returns the first and the last update that --profile names."""
+    """Returns the first and the last update that --profile names, or None."""
     if FLAGS.profile is None:
         return None
     first, _, last = FLAGS.profile.partition(":")
@@ -182,9 +183,9 @@ def profile() -> tuple[int, int] | None:
 
 
 def check_output(name: str) -> None:
-    """Raises UserError where the file that flag `name` names can't be written.
+    """Raises UserError if the file that the flag `name` names can't be written.
 
-    Programs call it before they compute anything.
+    Programs call it before they compute anything, so that no result is lost.
     """
     path = FLAGS[name].value
     folder = os.path.dirname(path or "") or "."
@@ -195,7 +196,7 @@ def check_output(name: str) -> None:
 
 
 def forget(names: set[str]) -> None:
-    """Removes the flags of a program that has ended, and the values that it was given."""
+    """Removes the flags of a program that has ended, and the values given to them."""
     for name in names:
         delattr(FLAGS, name)
     for values in (_overrides, _commands, _chosen, _optional):
@@ -203,7 +204,7 @@ def forget(names: set[str]) -> None:
 
 
 def parse(argv: list[str], program: str) -> None:
-    """Parses the arguments of `program`, a module. --help prints its flags and ends it."""
+    """Parses the arguments of the module named `program`. --help prints its flags and exits."""
     for argument in argv:
         try:
             argument.encode()
@@ -224,18 +225,19 @@ def parse(argv: list[str], program: str) -> None:
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
     if "help_config" in FLAGS and FLAGS.help_config:
-        # A fine-tuning takes its model from another run, which is not read here.
-        of_file = [
+        # A fine-tuning run takes its model from another run, which is not read here, so overrides
+        # of that model may name keys that the model in the file does not have.
+        file_overrides = [
             (key, value)
             for key, value in _overrides
             if not key.startswith("model.") or key == "model.name"
         ]
-        print_keys(FLAGS.config, of_file)
+        print_keys(FLAGS.config, file_overrides)
     _check_required()
 
 
 def _without_command(argv: list[str]) -> list[str]:
-    """Takes the command out of the arguments of a program that has commands."""
+    """Removes the command from the arguments of a program that has commands, and remembers it."""
     if not _commands:
         return argv
     if len(argv) < 2 or argv[1] not in _commands:
@@ -246,7 +248,7 @@ def _without_command(argv: list[str]) -> list[str]:
 
 
 def _without_overrides(argv: list[str]) -> list[str]:
-    """Takes `--config.a.b=x` and `--config.a.b x` out of the arguments: absl has no such flags."""
+    """Moves `--config.a.b=x` and `--config.a.b x`, which absl does not know, to `_overrides`."""
     others, arguments = [], iter(argv)
     for argument in arguments:
         if not argument.lstrip("-").startswith("config.") or not argument.startswith("-"):
@@ -272,15 +274,14 @@ def _check_required() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Help on the command line: suggestions for a wrong flag, the keys of a config, lack of memory.
+# Help on the command line: suggestions for a wrong flag, the keys of a config, memory.
 
 
 def suggestion(word: str, argv: list[str]) -> str:
-    """Returns '; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
-    of_modules = FLAGS.flags_by_module_dict().items()
+    """Returns '; did you mean ...?' for an unknown flag: a flag, or else a key of the config."""
     names = [
         f"--{flag.name}"
-        for module, defined in of_modules
+        for module, defined in FLAGS.flags_by_module_dict().items()
         for flag in defined
         if not module.startswith("absl")
     ]
@@ -294,24 +295,24 @@ def suggestion(word: str, argv: list[str]) -> str:
 
 
 def _keys(argv: list[str]) -> list[str]:
-    """Returns the keys of the program's config; without a config those that may change."""
+    """Returns the keys of the program's config, or those that a use of a run may change."""
     if "config" not in FLAGS and "workdir" not in FLAGS:
         return []
     keys = configs.all_keys(_value(argv, "config"))
     if "config" in FLAGS:
         return keys
-    return [key for key in keys if key.startswith("decode.")]  # of a finished run
+    return [key for key in keys if key.startswith("decode.")]  # the config of a run is fixed
 
 
 def _key_of_that_name(word: str, keys: list[str]) -> str:
-    """Returns the key that another codebase calls `word`, or that was given without its section."""
+    """Returns the key that other codebases call `word`, or whose name without the section it is."""
     if names := coercion.known_elsewhere(word, keys):
         return " and ".join(f"--config.{name}" for name in names)
     return " or ".join(f"--config.{key}" for key in keys if key.rpartition(".")[2] == word)
 
 
 def _value(argv: list[str], name: str) -> str | None:
-    """Returns the value of a flag, before the flags are parsed."""
+    """Returns the value of a flag from arguments that have not been parsed yet."""
     for argument, following in zip(argv, [*argv[1:], ""]):
         flag, equals, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag == name:
@@ -320,7 +321,7 @@ def _value(argv: list[str], name: str) -> str | None:
 
 
 def print_keys(path: str | None, overrides: list[tuple[str, str]]) -> None:
-    """Prints every key of a config file with its overrides, and ends the program."""
+    """Prints every key of a config file with its overrides, and exits."""
     if not path:
         raise UserError("--help_config needs --config=FILE, whose model and task have the keys")
     print("\n".join(lines(configs.load(path, overrides), path)))
@@ -328,7 +329,7 @@ def print_keys(path: str | None, overrides: list[tuple[str, str]]) -> None:
 
 
 def lines(config, path: str) -> list[str]:
-    """Returns one line a key, with the values that the config of `path` has."""
+    """Returns the help on the config of `path`: one line for each key, with its value there."""
     names = configs.chosen(config)
     text = [
         f"Keys of {path}. --config.KEY=VALUE sets one.",
@@ -347,7 +348,7 @@ def lines(config, path: str) -> list[str]:
 
 
 def as_flag(value: Any) -> str:
-    """Returns a value in the form that the command line takes."""
+    """Returns a value as it is written on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -356,21 +357,21 @@ def as_flag(value: Any) -> str:
 
 
 def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
-    """Returns the line on a lack of memory, with the sizes and remedies that are known."""
-    takes = remedies = ""
-    # Without a run, or on an exhausted machine, the sizes stay unknown.
+    """Returns the line about an out-of-memory error, with the sizes and remedies that are known."""
+    use = remedies = ""
+    # Without a run, or on an exhausted machine, this may fail, and the sizes stay unknown.
     with contextlib.suppress(Exception):
         if "step" in FLAGS:
-            takes, remedies = _of_run(FLAGS.workdir, overrides)
+            use, remedies = _decoding_use(FLAGS.workdir, overrides)
         elif "config" in FLAGS and FLAGS.config:
             from transformer_jax import config
 
             remedies = memory.training_remedies(config.load(FLAGS.config, overrides))
-    return memory.line(error, "", takes, remedies)
+    return memory.line(error, "", use, remedies)
 
 
-def _of_run(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
-    """Returns the size of a run's parameters, and the remedies for a decoding with them."""
+def _decoding_use(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
+    """Returns texts with the size of a run's parameters, and with remedies for decoding."""
     import jax
 
     from transformer_jax import config as configs

@@ -1,4 +1,4 @@
-"""The pictures of `draw`: masks, positions, results of a run, neighbours and analogies of words."""
+"""The pictures of `draw`: masks, positions, results of runs, word neighbors and analogies."""
 
 from transformer_jax.cli import flags as cli
 from transformer_jax.config import UserError
@@ -8,7 +8,7 @@ from transformer_jax.config import UserError
 
 
 def result(texts: list[str], task, params, folder: str):
-    """Returns the figure of a run's results that its task defines."""
+    """Returns the figure that a task defines for the results of its runs."""
     if not callable(task.result):
         raise UserError(
             f"--workdir={folder}: a {task.config.task.name} run, whose results have no picture"
@@ -17,7 +17,7 @@ def result(texts: list[str], task, params, folder: str):
 
 
 def positions(task=None, params=None, folder: str = ""):
-    """Returns the figure of the position vectors of a run; without one, that of the sinusoids."""
+    """Returns a figure of the position vectors of a run, or, without a run, of the sinusoids."""
     import numpy as np
 
     from transformer_jax import pictures
@@ -44,7 +44,7 @@ def positions(task=None, params=None, folder: str = ""):
 
 
 def masks():
-    """Returns the figure of the keys that a query sees under some masks."""
+    """Returns a figure of the keys that each query attends to under several masks."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -69,13 +69,13 @@ def masks():
 
 
 # --------------------------------------------------------------------------------------------------
-# The pictures of `draw` that are about words: neighbours and analogies.
+# The pictures of `draw` that are about words: neighbors and analogies.
 
-_NUM_ANSWERS = 10
+_NUM_ANSWERS = 10  # the number of words that complete an analogy
 
 
 def neighbours(options, folder: str):
-    """Returns the figure of a word's neighbours in texts, or those of its vector alone."""
+    """Returns a figure of a word's nearest neighbors, in texts or by its static vector alone."""
     from transformer_jax import pictures
     from transformer_jax.inference import neighbours as contexts
     from transformer_jax.runs.open import open_run
@@ -105,7 +105,7 @@ def neighbours(options, folder: str):
 
 
 def analogy(options, folder: str):
-    """Returns the figure of the answers to an analogy, or of the accuracies of a file of them."""
+    """Returns a figure of the answers to an analogy, or of the accuracies on a file of them."""
     from transformer_jax import pictures
     from transformer_jax.inference import static_vectors
     from transformer_jax.runs.open import open_run
@@ -129,7 +129,7 @@ def analogy(options, folder: str):
 
 
 def _printed(words: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Prints words with their cosines, and returns them."""
+    """Prints words with their cosine similarities, and returns both."""
     for word, cosine in words:
         print(f"{word} {cosine:.3f}")
     return words

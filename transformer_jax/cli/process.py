@@ -1,4 +1,4 @@
-"""The process of a program: its environment, its compiled programs, its exit code, its errors."""
+"""The process of a program: its environment, compilation cache, errors and exit codes."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from transformer_jax.storage import least_used
 from transformer_jax.training import memory
 
 # --------------------------------------------------------------------------------------------------
-# Running a program: its environment is set up, and every mistake ends in one line and an exit code.
+# Running a program. Its environment is set up, and every error ends in one line and an exit code.
 
 EXIT_USER = 2
 FLAGS = flags.FLAGS
@@ -38,21 +38,21 @@ def run(
     `before_jax` may set environment variables that jax reads when it is imported.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as for a daemon
+        if getattr(sys, name) is None:  # the stream was closed, as it is for a daemon
             setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _drop_write_errors_of_threads()
-    # XLA's messages are for its developers. With jaxlib 0.10.1 each program that is loaded from the
-    # compilation cache prints one as an error.
+    # The messages of XLA are for its developers. With jaxlib 0.10.1, for example, each program that
+    # is loaded from the compilation cache prints one as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stdout.reconfigure(encoding="utf-8")  # in any locale
+    sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
     with _defined(define_flags):
         _run(main, before_jax)
 
 
 @contextlib.contextmanager
 def _defined(define_flags: Callable[[], None]):
-    """Gives FLAGS the flags of one program, so that a process may run several in turn."""
+    """In the context, FLAGS has the flags of one program; a process may run several in turn."""
     others = set(FLAGS)
     define_flags()
     own = set(FLAGS) - others
@@ -63,7 +63,7 @@ def _defined(define_flags: Callable[[], None]):
 
 
 def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
-    """Parses the flags and runs `main`; each way to end has its exit code."""
+    """Parses the flags, runs `main`, and turns each kind of error into its exit code."""
     try:
         flags.parse(sys.argv, main.__module__)
         before_jax()
@@ -75,11 +75,13 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
     except UserError as error:
         _end(f"error: {error}", EXIT_USER)
     except (Preempted, Interrupted) as stopped:
-        hosts.leave()  # all stop together
+        hosts.leave()  # all processes stop at the same point, so each of them gets here
         _say(str(stopped))
         sys.exit(stopped.code)
     except (RunError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader of stdout has ended, as `head` does
+        if isinstance(error, BrokenPipeError):
+            # The reader of stdout has ended, as `head` does. Python flushes stdout once more when
+            # it exits, which would print a second error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end_with_error(error)
     except KeyboardInterrupt:
@@ -96,16 +98,17 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
 
 
 def use_huge_pages() -> None:
-    """Starts this program again under a malloc that uses huge pages and returns no memory.
+    """Restarts this program with a malloc that uses huge pages and returns no memory to the system.
 
-    XLA on CPU allocates its buffers at each step. With pages of 4 kB their page faults take a third
-    of the time: fine-tuning a BERT of 3 layers of 192 on rows of 256 tokens on two cores rises from
-    5,800 to 9,400 tokens/s. glibc (from 2.35) reads the setting only when a program starts.
+    XLA on CPU allocates its buffers anew at each step, and with pages of 4 kB, page faults take a
+    third of the time: with huge pages, fine-tuning a BERT with 3 layers of width 192 on rows of 256
+    tokens on two cores rises from 5,800 to 9,400 tokens/s. The restart is needed, because glibc
+    (from 2.35) reads this setting only when a program starts.
     """
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
         return
-    if "GLIBC_TUNABLES" in os.environ:
+    if "GLIBC_TUNABLES" in os.environ:  # set by the user, or by this function before the restart
         return
     os.environ["GLIBC_TUNABLES"] = (
         "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
@@ -114,9 +117,10 @@ def use_huge_pages() -> None:
 
 
 def _drop_write_errors_of_threads() -> None:
-    """Silences OSErrors in other threads: the main thread reports a disk's fault in one line.
+    """Silences OSErrors in other threads, because the main thread reports them in one line.
 
-    Each write under way (TensorStore's, TensorBoard's) would print it again, with a traceback.
+    Otherwise each write in progress, by TensorStore or TensorBoard, would print the error again,
+    with a traceback.
     """
     sys.unraisablehook = _without_write_errors(sys.unraisablehook)
     threading.excepthook = _without_write_errors(threading.excepthook)
@@ -141,17 +145,17 @@ def _join_other_hosts() -> None:
 
 
 def _mute_libraries() -> None:
-    """The program reports each error once.
+    """Mutes the loggers of libraries, so that each error is reported once.
 
-    Orbax logs its steps, and each error twice, through absl's logger. Of several writes that fail
-    together, asyncio logs all but the first.
+    Orbax logs what it does, and each error twice, through absl's logger. If several writes fail
+    together, asyncio logs all of them but the first.
     """
     for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
         logger.setLevel(logging.CRITICAL)
 
 
 def _end_with_error(error: Exception) -> None:
-    """Ends with one line and exit code 1."""
+    """Prints one line and exits with 1."""
     ran_out = memory.ran_out(error) and not isinstance(error, RunError)
     line = cli_help.out_of_memory(error, flags.overrides()) if ran_out else error
     _end(f"error: {line}", 1)
@@ -169,18 +173,19 @@ def _say(line: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The cache of compiled programs: each is compiled once per machine.
+# The compilation cache, with which each program is compiled only once per machine.
 #
-# JAX can limit the cache, too. It then reads the times of all entries at each new one, which takes
-# seconds with 20,000 entries, and it refuses a folder that was ever used without the limit.
+# The size of the cache is limited here and not by JAX, which would read the times of all entries at
+# each new entry (seconds with 20,000 entries), and refuses a folder that was ever used without its
+# limit.
 
-LIMIT = "TRANSFORMER_JAX_COMPILED_GB"
-_BYTES = 10e9
-_SECONDS = 3600  # between two looks at the size of the folder
+LIMIT = "TRANSFORMER_JAX_COMPILED_GB"  # an environment variable
+_BYTES = 10e9  # the limit without it
+_SECONDS = 3600  # between two checks of the size of the folder
 
 
 def use() -> None:
-    """Keeps compiled programs in the user's cache, or where JAX_COMPILATION_CACHE_DIR says."""
+    """Caches compiled programs in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR."""
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -191,9 +196,10 @@ def use() -> None:
 
 
 def keep_small(folder: pathlib.Path) -> None:
-    """Removes the least recently used programs beyond the limit. Looks once an hour.
+    """Removes the least recently used programs beyond the limit, checking it at most once an hour.
 
-    Several processes may call it at the same time. A program that is in use is in memory.
+    Several processes may call it at the same time. Removing the file of a program that is in use
+    is harmless, because the program itself is in memory.
     """
     most = least_used.limit(LIMIT, _BYTES)
     looked = folder / ".looked"
@@ -213,11 +219,11 @@ def keep_small(folder: pathlib.Path) -> None:
 def _entries(folder: pathlib.Path) -> list[least_used.Entry]:
     entries = []
     for file in os.scandir(folder):
-        # Another process may have removed it.
+        # Another process may have removed the file.
         with contextlib.suppress(FileNotFoundError):
             if file.name.endswith("-cache"):
                 status = file.stat()
-                # A reader sets the time of access at most once a day on most disks, else never.
+                # Most file systems update the time of access at most once a day, others never.
                 used = max(status.st_atime, status.st_mtime)
                 entries.append(least_used.Entry(pathlib.Path(file.path), used, status.st_size))
     return entries

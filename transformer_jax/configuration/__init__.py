@@ -1,1 +1,1 @@
-"""The parts of config.py: sections, values, checks, meanings, suggestions; and XLA's flag."""
+"""The parts of config.py: sections, conversion of values, checks and suggestions; XLA's flag."""

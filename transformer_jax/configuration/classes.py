@@ -1,4 +1,4 @@
-"""Config files, and the classes of models, tasks and sources that they name."""
+"""Config files, and the classes of models, tasks and sources that configs name."""
 
 import contextlib
 import contextvars
@@ -27,18 +27,21 @@ from transformer_jax.configuration import coercion, old_names
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Config files: Python files with a function get_config.
+# Config files, which are Python files with a function get_config.
 
 
 def read(path: str | os.PathLike) -> ConfigDict:
-    """Returns the config of `file.py` or `file.py:arg`, not validated. Raises UserError."""
+    """Returns the config of `file.py` or `file.py:arg`, without validating it.
+
+    Raises UserError if the file does not exist, or has an error in it.
+    """
     path = os.fspath(path)
     file, _, arg = path.partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={path}: no such file {file}")
     if not file.endswith(".py"):
         raise UserError(
-            f"--config={path}: a config is a Python file, *.py; a run goes on by its --workdir"
+            f"--config={path}: a config is a Python file, *.py; continue a run by its --workdir"
         )
     with explained(file):
         config = _call(file, arg, path)
@@ -51,7 +54,7 @@ def read(path: str | os.PathLike) -> ConfigDict:
 
 
 def _call(file: str, arg: str, path: str) -> Any:
-    """Returns the value of the file's get_config."""
+    """Calls get_config of a config file, and returns its result."""
     module = load_module(file)
     if not hasattr(module, "get_config"):
         raise UserError("defines no get_config()")
@@ -63,7 +66,7 @@ def _call(file: str, arg: str, path: str) -> Any:
 
 @contextlib.contextmanager
 def explained(file: str):
-    """Turns an error of the user's `file` into a UserError: one line with the line's number."""
+    """Turns an error in the user's `file` into a one-line UserError with the number of the line."""
     try:
         yield
     except UserError as error:
@@ -75,7 +78,7 @@ def explained(file: str):
 
 
 def _line_in(file: str, error: BaseException) -> int:
-    """Returns the line of `file` where an error arose."""
+    """Returns the number of the line in `file` where an error was raised."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)
@@ -94,16 +97,20 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
 # --------------------------------------------------------------------------------------------------
 # Classes in files outside the package: `config.model.name="path/to/my_variant.py"`.
 #
-# Such a file is executed only if the user names it in the command, or in the config file of the
-# command. Then its path is a `File`. A path from a record is a plain string, and is never followed.
+# Such a file is executed only if the user has named it in the command or in the config file of the
+# command, in which case its path is a `File`. A path from the record of a run is a plain string and
+# is never followed, because opening somebody else's run must not execute code.
 
-PREFIX = "transformer_jax_variant_"  # of the names of the modules of such files
-# Sections whose key `name` names a class. Its fields are the keys of the section.
+PREFIX = "transformer_jax_variant_"  # start of the module names of such files
+# The sections whose key `name` names a class. The fields of the class are the keys of the section.
 SECTIONS = ("model", "task", "source")
 
 
 class File(str):
-    """The absolute path of a Python file that the user has named, with the file's content then."""
+    """The absolute path of a Python file that the user has named.
+
+    The content is read once, so that what is executed is also what is hashed and recorded.
+    """
 
     content: bytes
 
@@ -114,7 +121,7 @@ class File(str):
 
 
 _executed: list[File] = []
-# The files that take the place of the names in a config file while it is read.
+# The files that replace the names in a config file while it is being read.
 _chosen = contextvars.ContextVar("chosen", default=types.MappingProxyType({}))
 
 
@@ -124,7 +131,7 @@ def is_path(name: Any) -> bool:
 
 
 def named(section: str, path: str | os.PathLike) -> File:
-    """Returns a file that the user names. Raises UserError where it can't be read."""
+    """Returns the `File` for a path that the user names. Raises UserError if it can't be read."""
     if isinstance(path, File):
         return path
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
@@ -139,13 +146,13 @@ def named(section: str, path: str | os.PathLike) -> File:
 
 
 def in_config(config: Mapping[str, Any]) -> dict[str, File]:
-    """Returns the files that the user has named in a config, by section."""
+    """Returns {section: file} of the files that the user has named in a config."""
     names = {section: config[section].name for section in SECTIONS}
     return {section: name for section, name in names.items() if isinstance(name, File)}
 
 
 def split(overrides: Iterable[tuple[str, Any]]) -> tuple[dict[str, File], list[tuple[str, Any]]]:
-    """Returns the files that overrides name, by section, and the other overrides."""
+    """Returns {section: file} of the files that overrides name, and the other overrides."""
     overrides = list(overrides)
     files = {
         key.removesuffix(".name"): value
@@ -158,9 +165,9 @@ def split(overrides: Iterable[tuple[str, Any]]) -> tuple[dict[str, File], list[t
 
 @contextlib.contextmanager
 def in_place_of_names(files: Mapping[str, File]):
-    """Config files that are read now have these classes in place of those that they name.
+    """In the context, config files use these classes in place of the ones that they name.
 
-    A name decides which keys exist, so that it comes before the keys.
+    This can't wait until a file has been read, because the class decides which keys exist.
     """
     token = _chosen.set({**_chosen.get(), **files})
     try:
@@ -170,7 +177,7 @@ def in_place_of_names(files: Mapping[str, File]):
 
 
 def with_files(delta: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the differences of a config that the user gives, with the `File` of each path."""
+    """Returns a config's differences from the defaults, with each path of a file as a `File`."""
     delta = dict(delta)
     for section in SECTIONS:
         keys = delta.get(section, {})
@@ -183,28 +190,30 @@ def with_files(delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def executed() -> list[File]:
-    """Returns the files that this process has executed. Another process can execute them, too."""
+    """Returns the files that this process has executed, so that a worker can execute them, too."""
     return [*_executed]
 
 
 def module(section: str, name: str) -> types.ModuleType:
-    """Returns the module of a file, executed once. Raises UserError for a path that is no `File`,
-    and for an error in the file.
+    """Returns the module of a file, which is executed only once.
+
+    Raises UserError for a path that is not a `File`, and for an error in the file.
     """
     if not isinstance(name, File):
         raise UserError(
             f"config.{section}.name={name}: a recorded path is not followed; name the file, "
             f"with --config.{section}.name=FILE"
         )
+    # The content is part of the name: a file that has changed in this process is a new module.
     key = hashlib.sha256(name.encode() + name.content).hexdigest()[:16]
     module_name = PREFIX + f"{pathlib.Path(name).stem}_{key}"
     if module_name not in sys.modules:
-        of_file = types.ModuleType(module_name)
-        of_file.__file__ = str(name)
-        sys.modules[module_name] = of_file  # dataclasses and type hints look there
+        new_module = types.ModuleType(module_name)
+        new_module.__file__ = str(name)
+        sys.modules[module_name] = new_module  # where dataclasses and type hints look names up
         try:
             with explained(name):
-                exec(compile(name.content, name, "exec"), vars(of_file))
+                exec(compile(name.content, name, "exec"), vars(new_module))
         except UserError:
             del sys.modules[module_name]
             raise
@@ -214,12 +223,12 @@ def module(section: str, name: str) -> types.ModuleType:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The files of a recorded config, and those that the user names in their place.
+    """The class files of a recorded config, and the files that the user names for them.
 
     Attributes:
-      digests: the SHA-256 of the recorded files, by section.
-      files: the files that the user names, by section.
-      needed: the sections whose class is used. Others keep their path, which stays unused.
+      digests: {section: SHA-256 of the recorded file}.
+      files: {section: file that the user names}.
+      needed: the sections whose classes will be used. In other sections a path may stay unresolved.
     """
 
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -227,21 +236,21 @@ class Recorded:
     needed: tuple[str, ...] = SECTIONS
 
     def resolved(self, values: dict) -> tuple[dict, dict]:
-        """Returns the recorded sections, and those apart whose class is not known.
+        """Returns the recorded sections, and separately the sections whose class is unknown.
 
-        Raises UserError where a needed file is not named, or has another content.
+        Raises UserError if a needed file is not named, or has another content.
         """
         known, others = dict(values), {}
         for section in SECTIONS:
             path = values.get(section, {}).get("name")
-            if is_path(path) and self._is_other(section):
+            if is_path(path) and self._is_unknown(section):
                 others[section] = values[section]
                 known[section] = {"name": ""}
             elif is_path(path):
                 known[section] = {**values[section], "name": self._file(section, path)}
         return known, others
 
-    def _is_other(self, section: str) -> bool:
+    def _is_unknown(self, section: str) -> bool:
         file = self.files.get(section)
         is_same = file is not None and file.digest == self.digests.get(section)
         return section not in self.needed and not is_same
@@ -260,12 +269,13 @@ class Recorded:
 # --------------------------------------------------------------------------------------------------
 # The classes that `config.{model,task,source}.name` name, and the keys that they define.
 
-# A name is that of a file in one of these folders. Other files are not imported.
+# The name of a class is the name of a file in one of these folders. No registry is needed, and the
+# other files are not imported.
 _FOLDERS = {"model": "families", "task": "tasks", "source": "records"}
 
 
 def names(section: str) -> list[str]:
-    """Returns the models, tasks or sources that exist: the names of the files in their folder."""
+    """Returns the names of all models, tasks or sources, which are the files in their folder."""
     package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
     return [*_modules(*package.__path__)]
 
@@ -276,11 +286,11 @@ def _modules(*folders: str) -> list[str]:
 
 
 def named_class(section: Literal["model", "task", "source"], name: str) -> type:
-    """Returns the one public class of `transformer_jax/{families,tasks,records}/<name>.py`
-    that is a model, a task or a source, or that of the file whose path the name is.
+    """Returns the public model, task or source in `transformer_jax/{families,tasks,records}/`.
 
-    Linen modules are dataclasses, too. Raises UserError for a name without such a module, and for a
-    path that the user has not named.
+    `name` is the name of a file there, or the path of a file that the user has named. Raises
+    UserError for an unknown name, for a path that the user has not named, and for a file that does
+    not define exactly one such class.
     """
     if is_path(name):
         defining = module(section, name)
@@ -307,10 +317,11 @@ def _contract(section: str):
 
 
 def _public_classes(section: str, module) -> list[type]:
-    """Returns the public classes of the section that a module defines. Others are their helpers.
+    """Returns the public classes of a section, such as models, that a module defines.
 
-    Without one, the public dataclasses of a model's or a task's module: the check of a class says
-    what they lack.
+    Other classes in the module are helpers. If a model's or task's module has no such class, all
+    its public dataclasses are returned, which Linen modules are, too, so that the check of the
+    class can say what it lacks.
     """
     base = getattr(_contract(section), section.capitalize())
     public = [
@@ -328,13 +339,13 @@ def _public_classes(section: str, module) -> list[type]:
 
 @functools.cache
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
-    """Returns {key: (type, default)}: the fields that have a default."""
+    """Returns {key: (type, default)} for the fields of a class that have a default."""
     hints = typing.get_type_hints(cls)
-    of_linen = ("parent", "name") if hasattr(cls, "apply") else ()
+    linen_fields = ("parent", "name") if hasattr(cls, "apply") else ()
     return {
         field.name: (hints[field.name], field.default)
         for field in dataclasses.fields(cls)
-        if field.default is not dataclasses.MISSING and field.name not in of_linen
+        if field.default is not dataclasses.MISSING and field.name not in linen_fields
     }
 
 
@@ -345,9 +356,9 @@ def _ranges(cls: type) -> dict[str, list[coercion.Range]]:
 
 
 def check_ranges(cls: type, section: Mapping[str, Any], prefix: str) -> None:
-    """Raises UserError for the first number of a section that the field of its class excludes.
+    """Raises UserError for the first number of a section that is outside of its field's range.
 
-    `prefix` is that of the keys in messages, such as "train".
+    `prefix` is the prefix of the keys in messages, such as "train".
     """
     for key, ranges in _ranges(cls).items():
         for each in ranges if key in section else ():
@@ -355,13 +366,17 @@ def check_ranges(cls: type, section: Mapping[str, Any], prefix: str) -> None:
 
 
 def options(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keyword arguments of the class that a section names."""
+    """Returns a section as keyword arguments of the class that it names."""
     return {key: value for key, value in section.items() if key != "name"}
 
 
 def build_model(config: ConfigDict):
-    """Returns the Linen module that `config.model` describes. The model checks its own keys."""
-    section = old_names.current("model", config.model)  # a task may have recorded another model's
+    """Returns the Linen module that `config.model` describes.
+
+    Raises UserError for an invalid key; the model itself checks combinations of keys.
+    """
+    # A task may have recorded the config of another run's model under earlier names.
+    section = old_names.current("model", config.model)
     cls = named_class("model", section["name"])
     check_ranges(cls, section, "model")
     model = cls(**options(section))
@@ -370,10 +385,7 @@ def build_model(config: ConfigDict):
 
 
 def build_source(config: ConfigDict):
-    """Returns the source that `config.source` describes.
-
-    Raises UserError where it names none.
-    """
+    """Returns the source that `config.source` describes. Raises UserError if it names none."""
     if not config.source.name:
         there_are = ", ".join(names("source")) or "none"
         raise UserError(
@@ -386,7 +398,7 @@ def build_source(config: ConfigDict):
 
 
 # --------------------------------------------------------------------------------------------------
-# The meaning of a key: the comment at its field in the source, `name: int = 1  # meaning`.
+# The meaning of a key, which is the comment at its field in the source: `name: int = 1  # meaning`.
 
 
 @functools.lru_cache
@@ -401,9 +413,9 @@ def of(cls: type) -> dict[str, str]:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """Returns {name: comment} of the annotated names in the body of a class.
+    """Returns {name: comment} for the annotated names in the body of a class.
 
-    The comment is behind a field, else on the lines right above it.
+    The comment follows the field on the same line, or is on the lines directly above it.
     """
     comments, depth, statement, above = {}, 0, [], []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -1,4 +1,4 @@
-"""Values of keys as their declared types, and suggestions for names that are wrong."""
+"""Conversion of values to the declared types of keys, ranges, and suggestions for wrong names."""
 
 import ast
 import dataclasses
@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Strings of the command line and values of config files become values of the declared types.
+# Conversion of strings on the command line, and of values in config files, to the declared types.
 
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def coerce(key: str, value: Any, kind: Any) -> Any:
-    """Returns `value` as `kind`. A string is read as on a command line.
+    """Returns `value` as the type `kind`. A string is parsed as on a command line.
 
     Raises UserError for a value of another type.
     """
@@ -45,7 +45,7 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
             raise refusal
         return float(value)
     if kind is int and type(value) is float and value.is_integer():
-        return int(value)  # 1e5 is a whole number
+        return int(value)  # 1e5 is a float in Python, but a whole number to its user
     if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
         return _as_tuple(value)
     if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
@@ -54,7 +54,7 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
 
 
 def _literal(text: str, kind: Any, refusal: UserError) -> Any:
-    """Returns the Python value of a string; of a bool None where it is neither true nor false."""
+    """Returns the Python value of a string; for a bool, None if it is neither true nor false."""
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower())
     try:
@@ -64,7 +64,7 @@ def _literal(text: str, kind: Any, refusal: UserError) -> Any:
 
 
 def _as_updates(value: Any, refusal: UserError) -> int | float:
-    """Returns a whole number of updates, or a fraction of the run as a float."""
+    """Returns a number of updates as an int, or a fraction of the run as a float."""
     if isinstance(value, str):
         value = _literal(value, float, refusal)
     if type(value) is float and 0 < value < 1:
@@ -94,19 +94,22 @@ def describe(kind: Any) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The numbers that a key may have. The annotation of its field gives them: Annotated[int, Range(2)],
-# or one of the types below.
+# The range of a numeric key, which is part of the annotation of its field, as in
+# Annotated[int, Range(2)], or one of the types below.
 
-_ROUNDED = 1 - 2**-25  # float32 rounds 1 - 2^-25 to 1
+# A bound that the value must stay below is tested with this factor, because float32 rounds
+# 1 - 2^-25 to 1, and the program would then compute with the bound itself.
+_ROUNDED = 1 - 2**-25
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Bounds of a number, each of which may be None.
+    """The bounds of a number, each of which may be None.
 
     Attributes:
-      least, most, above, below: the bounds; the last two are not themselves in the range.
-      counts: whether the number is a size or a number of updates, which has 31 bits.
+      least, most: the inclusive bounds.
+      above, below: the exclusive bounds.
+      counts: whether the number is a size or a number of updates, which the programs hold in int32.
       or_fraction: whether it may also be a fraction of the run, between 0 and 1.
     """
 
@@ -131,7 +134,7 @@ class Range:
         return " and ".join(in_words) + fraction
 
     def check(self, key: str, value: float | None) -> None:
-        """Raises UserError for a value of `config.<key>` that is not in the range."""
+        """Raises UserError if a value of `config.<key>` is outside of the range."""
         if value is None or (self.or_fraction and 0 < value < 1):
             return
         is_inside = (
@@ -151,17 +154,17 @@ NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
-Fraction = Annotated[float, Range(least=0, below=1)]  # and other shares that can't be the whole
+Fraction = Annotated[float, Range(least=0, below=1)]  # a share that can't be the whole
 
 
 def ranges(kind: Any) -> list[Range]:
-    """Returns the ranges in the annotation of a field, such as that of `PositiveInt | None`."""
+    """Returns the ranges in the annotation of a field, such as `PositiveInt | None`."""
     found = [each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Range)]
     return found + [each for part in typing.get_args(kind) for each in ranges(part)]
 
 
 # --------------------------------------------------------------------------------------------------
-# Suggestions for a wrong name: close spellings, and the names that other codebases use.
+# Suggestions for a wrong name: close spellings, and our name for a name from another codebase.
 
 
 def near(word: str, choices: Iterable[str]) -> str:
@@ -177,7 +180,7 @@ def near(word: str, choices: Iterable[str]) -> str:
 
 
 def known_elsewhere(word: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of `names`, keys and flags ("--..."), that other codebases call `word`."""
+    """Returns those of `names`, keys or flags ("--..."), that other codebases call `word`."""
     names = set(names)
     last_part = word.rpartition(".")[2].lower().replace("-", "_")
     alternatives = TABLE.get(last_part, ())
@@ -185,10 +188,10 @@ def known_elsewhere(word: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
-    """Returns '; did you mean ...?' for a key, with its meaning if another codebase names it so."""
+    """Returns '; did you mean ...?' for a key, explained if the word is from another codebase."""
     keys = list(keys)
     if word.rpartition(".")[2] in {one.rpartition(".")[2] for one in keys}:
-        return near(word, keys)
+        return near(word, keys)  # the key exists, in another section
     names = known_elsewhere(word, [*keys, "--workdir", "--config"])
     if not names:
         return near(word, keys)
@@ -197,7 +200,10 @@ def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
 
 
 def choice(argument: str, choices):
-    """Returns `choices[argument]`, for config files that take an argument."""
+    """Returns `choices[argument]`, for config files with an argument.
+
+    Raises UserError for an unknown argument.
+    """
     if argument not in choices:
         raise UserError(
             f"no {argument!r}{near(argument, [*choices])}; there are: {', '.join(choices)}"
@@ -208,8 +214,9 @@ def choice(argument: str, choices):
 # --------------------------------------------------------------------------------------------------
 # What Hugging Face, fairseq, nanoGPT, t5x and other codebases call our keys and flags.
 #
-# Each line lists our name, then the names that others use. Alternatives stand in order, separated
-# by "|", and the first whose keys all exist is suggested. A name that begins with "--" is a flag.
+# Each line has our name, a colon, and the names that others use. Our names may be alternatives,
+# separated by "|", of which the first one whose keys all exist is suggested. A name that starts
+# with "--" is a flag.
 
 _TABLE = """
 optimizer.learning_rate: lr base_lr max_lr peak_lr init_lr initial_learning_rate adam_lr
@@ -350,4 +357,4 @@ def _read(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     return names
 
 
-TABLE = _read(_TABLE)  # {their name: alternatives, each the names of ours that it stands for}
+TABLE = _read(_TABLE)  # {their name: alternatives, each a tuple of our names}

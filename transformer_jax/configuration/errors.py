@@ -1,21 +1,21 @@
-"""The errors and the ends of a run that a program reports in one line."""
+"""Errors, and early ends of a run, that a program reports in one line without a traceback."""
 
 
 class UserError(Exception):
-    """A mistake that its user can correct. A program prints it as one line and exits with 2."""
+    """A mistake that the user can correct. A program prints it as one line and exits with 2."""
 
 
 class RunError(Exception):
-    """A run cannot continue, with right input. A program prints it as one line and exits with 1."""
+    """A run can't continue although its input is valid. A program prints it and exits with 1."""
 
 
 class Preempted(Exception):
-    """SIGTERM stopped the run, and its state is saved: the same command continues it."""
+    """SIGTERM stopped the run after its state was saved, so that the same command continues it."""
 
-    code = 75  # of the program
+    code = 75  # exit code of the program, EX_TEMPFAIL in sysexits.h
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C stopped the run, and its state is saved: the same command continues it."""
+    """Ctrl-C stopped the run after its state was saved, so that the same command continues it."""
 
-    code = 130
+    code = 130  # as a shell reports the end by SIGINT, 128 + 2

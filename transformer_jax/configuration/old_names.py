@@ -1,7 +1,7 @@
-"""Models, tasks and keys of a config under the names that they had in earlier versions.
+"""Names that models, tasks and keys of a config had in earlier versions.
 
-The configs of recorded runs have these names, and so may config files and commands. A key whose
-values changed, too, gives the new value of each old one.
+The configs of recorded runs contain these names, and so may config files and commands. If the
+values of a key changed as well, the table maps each old value to the new one.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ KEYS = {
 
 
 def current(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a section with their present names and values; "name" is among them."""
+    """Returns a section with the current names and values of its keys, "name" included."""
     name = values.get("name")
     name = NAMES.get(section, {}).get(name, name)
     renamed = {}
@@ -37,11 +37,11 @@ def current(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_key(section: str, name: str, key: str, value: Any) -> tuple[str, Any]:
-    """Returns the present name and value of a key of the class `name` of a section."""
+    """Returns the current name and value of a key, for the class `name` of a section."""
     new = KEYS.get(section, {}).get(name, {}).get(key, key)
     if isinstance(new, str):
         return new, value
     new, values = new
-    # A value of the command line is a string.
+    # Compare as strings, because a value from the command line is a string.
     by_text = {str(old).lower(): each for old, each in values.items()}
     return new, by_text.get(str(value).lower(), value)

@@ -1,4 +1,4 @@
-"""The sections of a config: their keys with defaults, meanings and ranges."""
+"""The sections of a config: their keys, with defaults, meanings and ranges."""
 
 import ast
 import dataclasses
@@ -24,10 +24,11 @@ from transformer_jax.configuration.coercion import (
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
-# The sections of a config other than `model`, `task` and `source`. The comment at a key is its
-# meaning, and users read it in the help: `classes.of` takes it from this file.
+# The sections of a config other than `model`, `task` and `source`. The comment at a field is the
+# meaning of its key in the help of the programs, where `classes.of` takes it from this file.
 
-# Whole updates, or a fraction of config.train.num_steps (see `span`): from 0, and from 1.
+# A number of updates, or a fraction of config.train.num_steps (see `span`). An interval is at least
+# one update.
 Updates = Annotated[int | float, Range(least=0, counts=True, or_fraction=True)]
 Interval = Annotated[int | float, Range(least=1, counts=True, or_fraction=True)]
 
@@ -37,55 +38,55 @@ class Data:
     # folder of token stores and trained tokenizers; TRANSFORMER_JAX_STORES_GB limits its size
     cache: str = "~/.cache/transformer_jax/data"
     rebuild: bool = False  # delete this run's token stores and build them again (damaged data)
-    seed: NonNegativeInt = 0  # of the order of the rows, and of the random choices inside a row
-    # processes that read the rows of training on each host; 0: the training process reads them.
-    # Results do not change
+    seed: NonNegativeInt = 0  # seed of the order of rows, and of the random choices within a row
+    # processes on each host that read training rows; 0: the training process reads them itself;
+    # results do not depend on it
     readers: NonNegativeInt = 0
     # a built-in corpus instead of files: grammar (sentence pairs, or conversations about them),
     # python (sources of the standard library), pydoc (its documentation), functions (its functions
-    # and their summaries) or inference (labelled pairs of the grammar's English)
+    # and their summaries) or inference (labeled pairs of English sentences from the grammar)
     corpus: Literal["", "grammar", "python", "pydoc", "functions", "inference"] = ""
     # training pairs, or conversations, drawn from the built-in grammar (grammar, inference)
     corpus_size: PositiveInt = 30_000
-    # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
-    # JSON objects, one a line
+    # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl files
+    # hold one JSON object per line
     train_files: str | None = None
     valid_files: str | None = None  # as train_files, for the evaluations of the run
     test_files: str | None = None  # as train_files, for --set=test
-    # instead of train_files: ((files, weight), ...); the rows of each are drawn in proportion to
-    # its whole weight
+    # instead of train_files: ((files, weight), ...), with whole weights; rows are drawn from each
+    # in proportion to its weight
     mixture: tuple = ()
-    # the end of a document in a text file
+    # what ends a document in a text file
     split_on: Literal["blank_line", "line", "file"] = "blank_line"
-    text_field: str = "text"  # field of the text in JSON lines and TFDS sets
-    # makes documents SOURCE marker TARGET of sentence pairs, for a language model, e.g. "<to-de>"
-    # or "<summarize>"
+    text_field: str = "text"  # name of the field with the text in JSON lines and TFDS data sets
+    # turn sentence pairs into documents SOURCE marker TARGET for a language model, e.g. with
+    # "<to-de>" or "<summarize>"
     marker: str = ""
-    sentences: Literal["line", "punctuation"] = "line"  # the end of a sentence in a document
-    # no attention between the documents of a row, and positions that begin anew with each
+    sentences: Literal["line", "punctuation"] = "line"  # what ends a sentence in a document
+    # no attention between the documents in a row, and positions that start from 0 in each of them
     mask_documents: bool = False
-    # text files of one sentence a line; line n of the source belongs to line n of the target
+    # text files with one sentence per line; line n of the source belongs to line n of the target
     train_source: str | None = None
     train_target: str | None = None  # the translation of train_source
     valid_source: str | None = None  # as train_source, for the evaluations of the run
     valid_target: str | None = None  # the translation of valid_source
     test_source: str | None = None  # as train_source, for --set=test
     test_target: str | None = None  # the translation of test_source
-    tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
-    tfds_dir: str | None = None  # the data_dir in which the TFDS set was prepared
-    train_split: str | None = None  # split of the TFDS set; None: train
+    tfds_name: str | None = None  # a prepared TFDS data set, e.g. "wmt14_translate/de-en"
+    tfds_dir: str | None = None  # the data_dir in which the TFDS data set was prepared
+    train_split: str | None = None  # split of the TFDS data set; None: train
     valid_split: str | None = None  # as train_split, for the evaluations; None: validation
     test_split: str | None = None  # as train_split, for --set=test; None: test
-    source_language: str = "en"  # feature of the TFDS set that is the source
-    target_language: str = "de"  # feature of the TFDS set that is the target
+    source_language: str = "en"  # feature of the TFDS data set that is the source
+    target_language: str = "de"  # feature of the TFDS data set that is the target
     # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's, roberta_bpe is
-    # byte_bpe with RoBERTa's special tokens, a mask among them
+    # byte_bpe with RoBERTa's special tokens, which include a mask
     tokenizer: Literal[
         "unigram", "bpe", "byte_bpe", "roberta_bpe", "characters", "wordpiece", "words"
     ] = "unigram"
-    cased: bool = False  # wordpiece and words: keep case; wordpiece: accents, too
-    min_count: PositiveInt = 1  # words: the least occurrences of a word in the training text
-    # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
+    cased: bool = False  # for wordpiece and words: keep case; for wordpiece also keep accents
+    min_count: PositiveInt = 1  # for words: a word must occur this often in the training text
+    # bytes of text to train the tokenizer on, a sample of a larger text; characters reads all text
     tokenizer_bytes: PositiveInt = 50_000_000
     # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,
     # vocab.txt (BERT), tokenizer.json (Llama, Qwen2, T5), spiece.model (T5), or source.spm,
@@ -96,35 +97,32 @@ class Data:
 @dataclasses.dataclass
 class Train:
     num_steps: PositiveInt = 1000  # updates in the whole run
-    batch: PositiveInt = 64  # rows of an update, over all hosts and microbatches
-    # rows of the first update, for a growing batch (Brown et al. 2020, appendix B); 0: a constant
-    # batch
+    batch: PositiveInt = 64  # rows in the batch of an update, over all hosts and microbatches
+    # rows in the first batch, if the batch grows (Brown et al. 2020, appendix B); 0: it is constant
     first_batch: NonNegativeInt = 0
-    ramp_steps: NonNegativeInt = 0  # updates in which the batch grows to config.train.batch
-    accumulation: PositiveInt = 1  # microbatches of an update
-    seed: NonNegativeInt = 0  # of the initial parameters and of dropout
-    # updates between progress lines; except for these, evaluations and checkpoints, the host does
-    # not wait for the devices
+    ramp_steps: NonNegativeInt = 0  # updates during which the batch grows to config.train.batch
+    accumulation: PositiveInt = 1  # microbatches over which an update accumulates gradients
+    seed: NonNegativeInt = 0  # seed of the initial parameters and of dropout
+    # updates between progress lines; the host waits for the devices only at these lines, at
+    # evaluations and at checkpoints
     log_every: PositiveInt = 50
     eval_every: Interval = 500  # updates between evaluations; the end is always evaluated
-    patience: NonNegativeInt = (
-        0  # evaluations in a row without a better best_metric that end the run; 0: off
-    )
-    # begin with the parameters of config.init_from; false: with its tokenizer alone (a fine-tuning:
-    # and the shape of its model)
+    # end the run after this many evaluations without a better best_metric; 0: never
+    patience: NonNegativeInt = 0
+    # start from the parameters of config.init_from; false: take only its tokenizer (and, for a
+    # fine-tuning, the shape of its model)
     pretrained: bool = True
-    # a file of word vectors, as word2vec or GloVe writes it, for the embeddings that the model
-    # reads; the vectors of words that it lacks are as initialised
+    # a file of word vectors in the format of word2vec or GloVe, for the embeddings that the model
+    # reads; words that are not in the file keep their random initial vectors
     init_vectors: str | None = None
     freeze_vectors: bool = False  # do not train these embeddings
-    # a non-finite loss or gradient: stop the run, or skip the update
+    # what to do if a loss or gradient is not finite: stop the run, or skip the update
     nonfinite: Literal["stop", "skip"] = "stop"
-    grace: Annotated[float, Range(least=1, most=10**6)] = (
-        60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
-    )
+    # seconds that a step may take to end after SIGTERM or Ctrl-C before the run exits
+    grace: Annotated[float, Range(least=1, most=10**6)] = 60.0
 
 
-# The keys of an optimizer that not all of them use.
+# {optimizer: the keys that it uses, of those that not all optimizers use}
 OPTIMIZERS = {
     "adam": ("b1", "b2", "eps"),
     "adamw": ("b1", "b2", "eps", "weight_decay"),
@@ -138,7 +136,7 @@ OPTIMIZERS = {
     "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
     "schedule_free": ("b1", "b2", "eps", "weight_decay"),
 }
-# The keys of a schedule, likewise.
+# {schedule: the keys that it uses, of those that not all schedules use}
 SCHEDULES = {
     "constant": (),
     "inverse_sqrt": (),
@@ -153,120 +151,118 @@ SCHEDULES = {
 
 @dataclasses.dataclass
 class Optimizer:
-    # weight decay is apart from the gradient; adam has none. muon is for the matrices of layers,
-    # and adamw for the other parameters beside it
+    # optimization algorithm; weight decay is decoupled from the gradient, and adam has none; muon
+    # updates the matrices of layers, with adamw for all other parameters
     name: Literal[*OPTIMIZERS] = "adamw"
     learning_rate: NonNegativeFloat = 1e-3  # the peak of the schedule
-    # course of the learning rate after a linear warm-up
+    # shape of the learning rate after a linear warm-up
     schedule: Literal[*SCHEDULES] = "constant"
-    # updates of the linear warm-up; of truncated_inverse_sqrt: updates with the peak
+    # updates of the linear warm-up; for truncated_inverse_sqrt: updates at the peak
     warmup_steps: Updates = 0
-    decay_steps: Interval | None = None  # end of a schedule that falls; None: the end of the run
-    final_fraction: Share = 0.0  # fraction of the peak at which a schedule ends
-    power: PositiveFloat = 2.0  # of polynomial: exponent of the part of the run that is left
-    cooldown_steps: Updates = 0.1  # updates of the linear fall that ends warmup_stable_decay
-    # of slanted_triangular: the peak over the rate at the start and the end (Howard & Ruder 2018,
-    # section 3.2)
+    decay_steps: Interval | None = None  # update at which the decay ends; None: the end of the run
+    final_fraction: Share = 0.0  # fraction of the peak at which the decay ends
+    power: PositiveFloat = 2.0  # for polynomial: exponent of the remaining fraction of the run
+    cooldown_steps: Updates = 0.1  # updates of the linear decay at the end of warmup_stable_decay
+    # for slanted_triangular: ratio of the peak to the rate at the start and end (Howard & Ruder
+    # 2018, section 3.2)
     ratio: Annotated[float, Range(least=1)] = 32.0
-    # decay of the mean of gradients; of lion and schedule_free: part of the mean in a mixture
+    # decay of the mean of gradients; for lion and schedule_free: weight of the mean when it is
+    # mixed with the current value
     b1: Fraction = 0.9
-    # decay of the mean of squared gradients; of lion: of the mean of gradients
+    # decay of the mean of squared gradients; for lion: of the mean of gradients
     b2: Fraction = 0.999
-    eps: NonNegativeFloat = (
-        1e-8  # added to the root of the mean square; adagrad, adadelta: to the square
-    )
-    initial_sum: float = 0.0  # of adagrad: the sum of squared gradients before the first update
-    momentum: Fraction = 0.9  # of sgd: decay of the sum of gradients; 0: none
-    muon_momentum: Fraction = 0.95  # of muon: decay of the mean of a matrix's gradients
-    decay_exponent: PositiveFloat = (
-        0.8  # of adafactor: the decay of update t is 1 - t^-decay_exponent
-    )
-    weight_decay: NonNegativeFloat = 0.0  # of kernels and embeddings; adam has none
-    # factor of a layer's learning rate over that of the layer above; the embeddings are lowest
-    # (Howard & Ruder 2018, section 3.2)
+    # added to the root of the mean square; for adagrad and adadelta: to the square
+    eps: NonNegativeFloat = 1e-8
+    initial_sum: float = 0.0  # for adagrad: sum of squared gradients before the first update
+    momentum: Fraction = 0.9  # for sgd: decay of the sum of gradients; 0: no momentum
+    muon_momentum: Fraction = 0.95  # for muon: decay of the mean of a matrix's gradients
+    # for adafactor: the decay at update t is 1 - t^-decay_exponent
+    decay_exponent: PositiveFloat = 0.8
+    weight_decay: NonNegativeFloat = 0.0  # for kernels and embeddings; adam has none
+    # ratio of the learning rate of a layer to that of the layer above it, with the embeddings as
+    # the lowest layer (Howard & Ruder 2018, section 3.2)
     layer_decay: Annotated[float, Range(above=0, most=1)] = 1.0
     clip_norm: NonNegativeFloat = 0.0  # largest global norm of the gradient; 0: no clipping
-    # of a group: the update from which it learns, with a schedule for the rest of the run
+    # for a group: the update from which it is trained; its schedule covers the rest of the run
     begin: Updates = 0
-    # differences of the optimizer of a group of parameters that the task names:
-    # ((group, ((key, value), ...)), ...); clip_norm is then that of the group's gradient
+    # optimizers of groups of parameters that the task names, as differences from this section:
+    # ((group, ((key, value), ...)), ...); clip_norm then applies to the gradient of each group
     groups: tuple = ()
 
 
 @dataclasses.dataclass
 class Checkpoint:
     every: Interval = 1000  # updates between checkpoints; the end is always saved
-    minutes: NonNegativeFloat = (
-        15.0  # most minutes between checkpoints, beside every; 0: by updates alone
-    )
-    keep: PositiveInt = 3  # number of newest checkpoints kept, beside the best
+    # most minutes between checkpoints, in addition to every; 0: by updates only
+    minutes: NonNegativeFloat = 15.0
+    keep: PositiveInt = 3  # number of newest checkpoints to keep, in addition to the best
     best_metric: str = "valid/loss"  # score that decides which checkpoint is the best; "": none
-    best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is good
+    best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is better
 
 
 @dataclasses.dataclass
 class Mesh:
-    data: int = -1  # devices that the batch is split over; -1: all that the other axes leave
-    fsdp: int = 1  # devices that parameters and optimizer state are split over
-    tensor: int = 1  # devices that heads, MLP width and vocabulary are split over
-    # devices that the positions of a row are split over, with ring attention (Liu et al. 2023)
+    data: int = -1  # devices over which the batch is split; -1: all that the other axes leave
+    # devices over which parameters, optimizer state and the batch are split
+    fsdp: int = 1
+    tensor: int = 1  # devices over which heads, MLP width and vocabulary are split
+    # devices over which the positions of a row are split, with ring attention (Liu et al. 2023)
     sequence: int = 1
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
 
 
 @dataclasses.dataclass
 class Decode:
-    batch: PositiveInt = 64  # sentences decoded together
-    beam: PositiveInt = 4  # open hypotheses of beam search; 1: greedy
-    alpha: NonNegativeFloat = (
-        0.6  # length penalty: log-probabilities are divided by it, see penalty
-    )
-    # length penalty of an output: gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016); length:
+    batch: PositiveInt = 64  # sequences decoded together
+    beam: PositiveInt = 4  # open hypotheses of beam search; 1: greedy decoding
+    # exponent of the length penalty, by which log-probabilities are divided
+    alpha: NonNegativeFloat = 0.6
+    # length penalty of an output; gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016); length:
     # length^alpha, as in transformers
     penalty: Literal["gnmt", "length"] = "gnmt"
     max_extra: NonNegativeInt = 50  # tokens by which an output may be longer than its input
-    # most tokens of an output of an encoder-decoder, its end included; 0: those of its input and
-    # max_extra
+    # most tokens in an output of an encoder-decoder, its end token included; 0: the length of its
+    # input plus max_extra
     max_length: NonNegativeInt = 0
-    min_length: NonNegativeInt = 0  # fewest tokens of an output, its end included
-    no_repeat_ngram: NonNegativeInt = (
-        0  # no output has a sequence of so many tokens twice; 0: it may
-    )
-    force_end: bool = False  # an output with the most tokens has the end as its last
-    # the probabilities of the tokens that these rules leave sum to 1
+    min_length: NonNegativeInt = 0  # fewest tokens in an output, its end token included
+    # forbid that a sequence of this many tokens occurs twice in an output; 0: allow it
+    no_repeat_ngram: NonNegativeInt = 0
+    force_end: bool = False  # the last token of an output of the largest length is the end token
+    # renormalize the probabilities of the tokens that these rules allow
     renormalize: bool = False
-    # when an input is done: exact: no open hypothesis can come among the n best. As in
-    # transformers: never: none can come among the best `beam`; estimate (False there): none could
-    # with its present length; first (True there): `beam` outputs have ended
+    # when the search for an input ends; exact: when no open hypothesis can become one of the n
+    # best; as in transformers, never: when none can become one of the best `beam`; estimate (False
+    # there): when none could at its present length; first (True there): when `beam` outputs have
+    # ended
     early_stopping: Literal["exact", "never", "estimate", "first"] = "exact"
-    # positions of a window that an evaluation of a language model predicts; the others are context;
-    # 0: half of them
+    # positions of each window that an evaluation of a language model predicts, with the others as
+    # context; 0: half of them
     stride: int = 0
     average: PositiveInt = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
 
 @dataclasses.dataclass
 class Lora:
-    # the rank r of the adapters (Hu et al. 2021): a matrix W is W + alpha / r A B, and of these A
-    # and B alone are trained; None: no adapters, W is trained
+    # rank r of the adapters (Hu et al. 2021): W + alpha / r A B replaces a matrix W, and only A and
+    # B are trained; None: no adapters, W itself is trained
     rank: PositiveInt | None = None
-    alpha: PositiveFloat = 16.0  # factor of A B, over the rank
-    # matrices with adapters: patterns of the names of parameters, or of their ends, such as
-    # "mlp/*/kernel"; "*/kernel": all matrices of layers
+    alpha: PositiveFloat = 16.0  # scale of A B, which is divided by the rank
+    # matrices with adapters: patterns that match the names of parameters or the ends of the names,
+    # such as "mlp/*/kernel"; "*/kernel": all matrices of layers
     matrices: tuple = ("query/kernel", "value/kernel")
-    # layers of each stack with adapters, from 0: "0,2,4", or a slice such as "6:"; empty: all
+    # layers of each stack that have adapters, from 0: "0,2,4", or a slice such as "6:"; empty: all
     layers: str = ""
-    # parameters that are trained whole, beside the task's own head: patterns as in matrices
+    # parameters that are trained themselves, beside the task's own head: patterns as in matrices
     trained: tuple = ()
 
 
 INIT_FROM = "init_from"  # the only key without a section
 INIT_FROM_MEANING = (
-    "workdir of the run whose parameters and tokenizer a new run begins with; or "
-    "{prefix: workdir}, for the parameters whose names begin with each prefix"
+    "workdir of the run from which a new run takes its parameters and tokenizer; or "
+    "{prefix: workdir}, for the parameters whose names start with each prefix"
 )
 SOURCE_NAME_MEANING = (
-    "file in transformer_jax/records/ that gives records which are not text; "
+    "file in transformer_jax/records/ that defines a source of records other than text; "
     "empty: config.data names the texts"
 )
 
@@ -280,8 +276,8 @@ SECTIONS = {
     "lora": Lora,
 }
 
-# The keys that a resumed run may change. A path may change because the fingerprint of the data
-# decides, not its place.
+# The keys that a resumed run may change. Paths of data are among them, because the fingerprint of
+# the data, and not its path, decides whether it is the same.
 MAY_CHANGE = (
     "train.num_steps",
     "train.log_every",
@@ -305,29 +301,30 @@ MAY_CHANGE = (
 
 
 # --------------------------------------------------------------------------------------------------
-# Keys that count updates as a whole number or as a fraction of the run. Both become updates here.
+# Keys that count updates, which may be whole numbers or fractions of the run, converted to updates.
 #
-# A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps. A whole
-# number, 5.0 included, counts updates.
+# A number between 0 and 1 is a fraction, such as 0.1 for a tenth of config.train.num_steps. Any
+# other number, including 5.0, is a number of updates.
 
-_ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
+_ROUNDING = 1e-6  # in floating point, 0.1 * 30 is a little more than 3
 
 
 def span(value: float, num_steps: int) -> int:
-    """Returns a number of updates, such as that of a warm-up."""
+    """Returns the length of a part of the run, such as a warm-up, in updates."""
     return round(value * num_steps) if 0 < value < 1 else int(value)
 
 
 def interval(value: float, num_steps: int) -> int:
-    """Returns the number of updates between two events.
+    """Returns the number of updates between two events, such as evaluations.
 
-    A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
+    Fractions are rounded up: for a third of 1,000 updates it is 334 and not 333, because the third
+    event would otherwise come one update before the end, which is an event in any case.
     """
     return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
 
 
 def intervals(train, checkpoint) -> tuple[int, int]:
-    """Returns the updates between evaluations, and between checkpoints."""
+    """Returns the number of updates between evaluations, and between checkpoints."""
     return (
         interval(train.eval_every, train.num_steps),
         interval(checkpoint.every, train.num_steps),
@@ -335,10 +332,11 @@ def intervals(train, checkpoint) -> tuple[int, int]:
 
 
 def saves_at_evaluations(train, checkpoint) -> bool:
-    """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
+    """Returns whether each evaluation saves a checkpoint, in addition to checkpoint.every.
 
-    The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
-    other, or no regular checkpoint precedes the end, evaluations therefore save one.
+    Only a checkpoint that was evaluated can be the best one. If neither interval is a multiple of
+    the other, or if the only regular checkpoint is at the end, few or no checkpoints would have a
+    score, so each evaluation saves one.
     """
     evaluated, saved = intervals(train, checkpoint)
     if not checkpoint.best_metric:
@@ -347,7 +345,7 @@ def saves_at_evaluations(train, checkpoint) -> bool:
 
 
 def warnings(train, checkpoint, optimizer) -> list[str]:
-    """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
+    """Returns warnings, with remedies, if a run is too short for its intervals or its warm-up."""
     num_steps = train.num_steps
     evaluated, saved = intervals(train, checkpoint)
     warmup = span(optimizer.warmup_steps, num_steps)
@@ -377,21 +375,22 @@ def warnings(train, checkpoint, optimizer) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Layers of a stack, named by their numbers from 0, as in "0,2,4", or by a slice such as "::2". An
-# empty text names all of them.
+# Choices of layers in a stack: numbers from 0, as in "0,2,4", or a slice such as "::2". An empty
+# string means all layers.
 
 _NUMBERS = re.compile(r"\d+(,\d+)*|-?\d*:-?\d*(:-?[1-9]\d*)?")
 
 
 def is_valid(layers: str) -> bool:
-    """Returns whether a text names layers."""
+    """Returns whether a string is a well-formed choice of layers."""
     return not layers or _NUMBERS.fullmatch(layers) is not None
 
 
 def chosen(layers: str, num_layers: int) -> list[int]:
-    """Returns the numbers of the layers, in a stack of `num_layers`. The largest may be too large.
+    """Returns the numbers of the chosen layers in a stack of `num_layers`.
 
-    A negative limit of a slice counts from the top.
+    Numbers beyond the stack are returned as they are. A negative limit of a slice counts from the
+    top.
     """
     if not layers:
         return list(range(num_layers))
@@ -402,17 +401,17 @@ def chosen(layers: str, num_layers: int) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The sections of the optimizers: one for each group of parameters, and checks of their values.
+# The sections of optimizers, one for each group of parameters, and checks of their values.
 
 _KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
 
 
 def optimizer_sections(config) -> dict[str, Any]:
-    """Returns {group: its section}; the group "" is `config.optimizer` itself.
+    """Returns {group: its section}, where the group "" is `config.optimizer` itself.
 
-    The section of another group is `config.optimizer` with the differences that
-    `config.optimizer.groups` gives. Keys that the optimizer or schedule of the group does not use
-    are not taken over. Raises UserError for a group that is malformed.
+    The section of any other group is `config.optimizer` with the differences in
+    `config.optimizer.groups`. Keys that the optimizer or the schedule of the group does not use
+    have their defaults there. Raises UserError for a malformed group.
     """
     by_group = {"": config}
     types = typing.get_type_hints(Optimizer)
@@ -454,7 +453,7 @@ def _refusal(group: str, reason: str) -> UserError:
 
 
 def check_optimizers(config: ConfigDict) -> None:
-    """Raises UserError for the first value of an optimizer's section that can't be used."""
+    """Raises UserError for the first invalid value in an optimizer's section."""
     if config.optimizer.begin:
         raise UserError(
             f"config.optimizer.begin={config.optimizer.begin}: is a key of a group; set it in "
@@ -473,9 +472,9 @@ def check_optimizers(config: ConfigDict) -> None:
 
 
 def check_used(config: ConfigDict) -> None:
-    """Raises UserError for a key that is set, and that the optimizer or schedule does not use.
+    """Raises UserError for a key that is set although the optimizer or schedule does not use it.
 
-    A run that is recorded is not checked, so that each run of an earlier version opens.
+    Recorded runs are not checked, so that runs of earlier versions, which allowed this, still open.
     """
     for group, section in optimizer_sections(config.optimizer).items():
         try:
@@ -491,12 +490,12 @@ def check_used(config: ConfigDict) -> None:
 
 
 def _unused(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Returns the keys of the table `keys` that the chosen entry does not list."""
+    """Returns those keys in the table `keys` that its chosen entry does not use."""
     return {key for used in keys.values() for key in used} - {*keys[section[chooser]]}
 
 
 def _check_used(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UserError for a key that is set, and that the chosen entry does not use."""
+    """Raises UserError for a key that is set although the chosen entry does not use it."""
     chosen = section[chooser]
     for key in sorted(_unused(section, chooser, keys)):
         if section[key] != getattr(Optimizer, key):
@@ -525,32 +524,32 @@ def _check_updates(section, num_steps: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The runs whose parameters a new run begins with: `config.init_from`.
+# The runs from which a new run takes its initial parameters: `config.init_from`.
 #
-# It is the workdir of a run, or a mapping from prefixes of the new run's parameters: {"student":
-# DIR} gives student/x the parameter x of DIR. A value may hold more keys, as in {"student": {"run":
-# DIR, "part": "teacher", "layers": "::2"}}: student/x is then teacher/x of DIR, and the stacks have
-# every second layer of the stacks there.
+# It is the workdir of a run, or a mapping from prefixes of the new run's parameters to workdirs:
+# with {"student": DIR}, the parameter student/x is initialized from the parameter x of DIR. A value
+# may have further keys: with {"student": {"run": DIR, "part": "teacher", "layers": "::2"}},
+# student/x is initialized from teacher/x of DIR, and of each stack every second layer is taken.
 
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """A run that gives the parameters whose names begin with a prefix."""
+    """A run from which the parameters whose names start with a prefix are initialized."""
 
     prefix: str  # "": all parameters without another prefix
     run: str  # the workdir
     part: str = ""  # the prefix of these parameters in that run
-    layers: str = ""  # the layers to take of each stack, such as "0,2,4" or "::2"; "": all
+    layers: str = ""  # the layers to take from each stack, such as "0,2,4" or "::2"; "": all
 
     def chosen(self, num_layers: int) -> list[int]:
-        """Returns the numbers of the layers to take of a stack of `num_layers`."""
+        """Returns the numbers of the layers to take from a stack of `num_layers`."""
         return chosen(self.layers, num_layers)
 
 
 def canonical(value: Any) -> str | tuple | None:
     """Returns a value of `config.init_from` as a workdir, or ((prefix, ((key, value), ...)), ...).
 
-    Raises UserError for a value of another form.
+    Raises UserError for a malformed value.
     """
     if isinstance(value, str) and value[:1] in ("{", "("):
         try:
@@ -597,7 +596,7 @@ def _canonical_of(value, prefix, run) -> tuple[str, tuple]:
 
 
 def _pairs(value, mapping) -> list:
-    """Returns the items of a mapping, or of its form in a record."""
+    """Returns the items of a mapping, or of the pairs as which a record holds it."""
     if isinstance(mapping, Mapping):
         return list(mapping.items())
     is_list = isinstance(mapping, (list, tuple))
@@ -614,7 +613,7 @@ def _bad_beginning(value) -> UserError:
 
 
 # --------------------------------------------------------------------------------------------------
-# The values of a config by key, and the changes that a resumed run may not make.
+# The values of a config by key, and the differences that keep a run from resuming.
 
 
 def flat(config: ConfigDict) -> dict[str, Any]:
@@ -629,7 +628,10 @@ def flat(config: ConfigDict) -> dict[str, Any]:
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """Returns the changes that a resumed run may not make, each as "key: old -> new"."""
+    """Returns the changes that a resumed run may not make, each as "key: old -> new".
+
+    Fractions of the run are compared at the old length, because num_steps itself may change.
+    """
     num_steps = old.train.num_steps
     old_values = _at_length(old, num_steps)
     new_values = _at_length(new, num_steps)
@@ -641,7 +643,7 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
-    """Returns `flat` with the schedule in updates: 0.1 and 100 are equal in a run of 1,000."""
+    """Returns `flat` with the schedule in updates, so that 0.1 equals 100 in a run of 1,000."""
     values = flat(config)
     for key in ("optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.cooldown_steps"):
         if values[key] is not None:
@@ -650,8 +652,8 @@ def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Faults of a config that can be found without devices or data. `distributed.sharding` finds those
-# of the mesh.
+# Errors in a config that can be found without devices or data. `distributed.sharding` finds errors
+# in the mesh, because they depend on the devices.
 
 
 def get(config: ConfigDict, key: str):
@@ -662,11 +664,11 @@ def get(config: ConfigDict, key: str):
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError for the first key with a value that no training can use."""
+    """Raises UserError for the first key with an invalid value."""
     if not config.data.cache.strip():
         raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
     for section, cls in SECTIONS.items():
-        if cls is not Optimizer:  # its groups have ranges, too
+        if cls is not Optimizer:  # `check_optimizers` checks its ranges, for each group
             classes.check_ranges(cls, config[section], section)
     check_optimizers(config)
     _check_batch(config.train)

@@ -1,4 +1,8 @@
-"""Sets the XLA flag that keeps results on a CPU right, before XLA reads its flags."""
+"""Sets the XLA flag that avoids wrong results on CPUs, before XLA reads its flags.
+
+Since jaxlib 0.10.2, XLA on CPU offloads reductions to YNNPACK, and some of them return wrong values
+without any error (jax-ml/jax#39103, #39741). The flag keeps reductions in XLA itself.
+"""
 
 import contextlib
 import os
@@ -9,8 +13,8 @@ import warnings
 from importlib import metadata
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-# Releases of jaxlib that were tried with tests/xla_programs.py, and the flag's value with which
-# that finds no wrong sum; None where it finds none without the flag.
+# The releases of jaxlib that were tried with tests/xla_programs.py, and the value of the flag with
+# which no sum is wrong there; None if no sum is wrong without the flag either.
 VALUES = {
     "0.10.0": None,
     "0.10.1": None,
@@ -21,24 +25,24 @@ VALUES = {
     "0.12.0": "-reduce",
     "0.12.0.1": "-reduce",
 }
-# Any other release gets the value of the latest ones if it accepts it. XLA ends a process with a
-# flag that it does not know, so a child process tries that.
+# Any other release gets this value if it accepts the flag. XLA aborts a process that sets an
+# unknown flag, so a child process tries it first.
 UNTRIED = "-reduce"
-# The flag that this module added to XLA_FLAGS. A child process inherits both variables; it may run
-# another jaxlib.
+# The environment variable with the flag that this module has added to XLA_FLAGS. A child process
+# inherits both variables, but it may use another jaxlib, and then has to remove the flag.
 ADDED = "TRANSFORMER_JAX_XLA_FLAG"
-# The release of jaxlib about which this process or its parent has warned: the workers of a run
-# need not repeat it.
+# The environment variable with the release of jaxlib about which this process or its parent has
+# warned, so that the worker processes of a run do not repeat the warning.
 WARNED = "TRANSFORMER_JAX_UNTRIED_JAXLIB"
 TRIAL = "import jax; jax.devices()"
 TRIAL_SECONDS = 120
 
 
 def protect() -> None:
-    """Adds the flag that the installed jaxlib needs to XLA_FLAGS, unless the user sets that flag.
+    """Adds the flag that the installed jaxlib needs to XLA_FLAGS, unless the user has set it.
 
-    Imports no jax. Warns where XLA has read its flags already, and where nobody has tried this
-    release of jaxlib.
+    It does not import jax. It warns if XLA has already read its flags, or if this release of jaxlib
+    has not been tried.
     """
     try:
         jaxlib = metadata.version("jaxlib")
@@ -54,7 +58,7 @@ def protect() -> None:
             os.environ["XLA_FLAGS"] = f"{flag} {_read_flags()}".rstrip()
             os.environ[ADDED] = flag
     except (metadata.PackageNotFoundError, OSError):
-        return  # no jaxlib; or a file that XLA_FLAGS names, for whose lack XLA has a message
+        return  # there is no jaxlib, or XLA_FLAGS names a missing file, which XLA itself reports
 
 
 def _backend_is_open() -> bool:
@@ -75,7 +79,7 @@ def _warn_if_late(jaxlib: str) -> None:
 
 
 def _remove_inherited() -> None:
-    """Takes the flag that a parent process added out of XLA_FLAGS."""
+    """Removes the flag that a parent process has added to XLA_FLAGS."""
     added = os.environ.pop(ADDED, None)
     flags = os.environ.get("XLA_FLAGS", "")
     if added and flags.startswith(added):
@@ -83,7 +87,7 @@ def _remove_inherited() -> None:
 
 
 def _read_flags() -> str:
-    """The user's flags: XLA_FLAGS holds them, or names a file of them."""
+    """Returns the user's flags, which are in XLA_FLAGS or in the file that it names."""
     flags = os.environ.get("XLA_FLAGS", "")
     if not flags.strip() or flags.lstrip().startswith("-"):
         return flags
@@ -92,9 +96,10 @@ def _read_flags() -> str:
 
 
 def _untried(jaxlib: str) -> str | None:
-    """Returns the flag's value for a release that is not in the table, None if it can't have one.
+    """Returns the value of the flag for a release that is not in the table, or None.
 
-    Warns: whether the sums of this release are right is not known.
+    It is None if the release does not accept the flag. Warns in any case, because it is not known
+    whether the sums of this release are right.
     """
     accepted = _accepts_flag(jaxlib)
     if os.environ.get(WARNED) != jaxlib:
@@ -116,9 +121,9 @@ def _untried(jaxlib: str) -> str | None:
 
 
 def _accepts_flag(jaxlib: str) -> bool | None:
-    """Whether this jaxlib starts with the flag; None if it does not start without it either.
+    """Returns whether this jaxlib starts with the flag, or None if it does not start at all.
 
-    The result is kept in a file per release and value, since starting jax takes seconds.
+    The answer is cached in a file for each release and value, because starting jax takes seconds.
     """
     name = f"jaxlib-{jaxlib}{UNTRIED}"
     cached = pathlib.Path("~/.cache/transformer_jax/xla_flag").expanduser() / name
@@ -136,7 +141,7 @@ def _accepts_flag(jaxlib: str) -> bool | None:
 
 
 def _starts(flags: str) -> bool:
-    """Whether jax starts on a CPU in a child process with these XLA flags."""
+    """Returns whether jax starts on a CPU, in a child process with these XLA flags."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", TRIAL],

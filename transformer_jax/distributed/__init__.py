@@ -1,1 +1,1 @@
-"""The device mesh and its table of axes; runs on several hosts."""
+"""The device mesh, the table of logical axes, and runs on several hosts."""

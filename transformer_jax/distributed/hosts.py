@@ -1,4 +1,4 @@
-"""Several hosts at one run: their processes find each other, agree, and end together."""
+"""Runs on several hosts: their processes connect, agree on values, and end together."""
 
 import contextlib
 import dataclasses
@@ -21,13 +21,13 @@ from transformer_jax.config import UserError
 from transformer_jax.pictures import progress
 
 # --------------------------------------------------------------------------------------------------
-# How the processes of a run find each other: by flags, or in a Slurm step or Cloud TPU slice.
+# How the processes of a run find each other: by flags, or from a Slurm step or a Cloud TPU slice.
 
 
 def arguments(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> dict | None:
-    """Arguments of jax.distributed.initialize, or None where this is the only process.
+    """Returns the arguments of jax.distributed.initialize, or None if this is the only process.
 
     They come from the flags, or else from a Slurm step or a Cloud TPU slice. Raises UserError for
     flags that do not fit together.
@@ -46,9 +46,10 @@ def arguments(
             cluster_detection_method="deactivate",
         )
     if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
-        one_task_a_node = os.environ["SLURM_NTASKS"] == os.environ.get("SLURM_STEP_NUM_NODES")
-        # The only task of a node uses all its GPUs. Otherwise each task uses one.
-        local_devices = dict(local_device_ids=[]) if one_task_a_node else {}
+        one_task_per_node = os.environ["SLURM_NTASKS"] == os.environ.get("SLURM_STEP_NUM_NODES")
+        # JAX's Slurm detection gives each task one GPU. A task that has a node to itself shall use
+        # all GPUs of that node, which the empty list means.
+        local_devices = dict(local_device_ids=[]) if one_task_per_node else {}
         return dict(cluster_detection_method="slurm", **local_devices)
     if importlib.util.find_spec("libtpu") and _has_tpu():
         return {}
@@ -80,8 +81,8 @@ def _has_tpu() -> bool:
 def roll_call(coordinator: str, count: int, index: int, patience: int) -> None:
     """Waits until all processes have started, at most `patience` seconds.
 
-    Each sends its number to process 0 at the coordinator's address. Raises UserError that names the
-    missing processes; JAX's runtime does not name them.
+    Each process sends its number to process 0 at the coordinator's address. Raises UserError that
+    names the missing processes, which JAX's own time-out does not.
     """
     if index:
         _answer_roll_call(coordinator, count, index, patience)
@@ -99,6 +100,7 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
         ):
             connection.sendall(f"{index} {count}\n".encode())
             connection.settimeout(patience + 5)
+            # An empty line means that all processes are there; any other line is an error.
             answer = connection.makefile().readline()
             if answer:
                 if answer.strip():
@@ -112,7 +114,7 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
 
 def _call_roll(coordinator: str, count: int, patience: int) -> None:
     end = time.monotonic() + patience
-    connections: dict[int, socket.socket] = {}  # by number of process
+    connections: dict[int, socket.socket] = {}  # by process number
     error = ""
     with _listening(coordinator) as server, contextlib.ExitStack() as open_connections:
         while len(connections) < count - 1 and not error:
@@ -127,7 +129,7 @@ def _call_roll(coordinator: str, count: int, patience: int) -> None:
                 )
                 break
             connection.settimeout(5)
-            # Other programs may connect to the port, too.
+            # Other programs may connect to the port, too. They are ignored.
             with contextlib.suppress(OSError, ValueError):
                 line = open_connections.enter_context(connection).makefile().readline()
                 index, its_count = map(int, line.split())
@@ -139,7 +141,8 @@ def _call_roll(coordinator: str, count: int, patience: int) -> None:
         for connection in connections.values():
             with contextlib.suppress(OSError):
                 connection.sendall(f"{error}\n".encode())
-                # The other side closes first: who does so keeps the port busy for a while.
+                # Wait until the other side closes the connection. The side that closes first keeps
+                # its port busy for a while (TIME_WAIT), and JAX needs this port next.
                 connection.recv(1)
     if error:
         raise UserError(error)
@@ -156,20 +159,24 @@ def _listening(coordinator: str) -> socket.socket:
 
 
 # --------------------------------------------------------------------------------------------------
-# A parent process that explains the end of its child when JAX's runtime aborts the child.
+# A parent process that explains why its child ended when JAX's runtime has aborted the child.
+#
+# If process 0 dies, the runtime calls abort() in the other processes, where no Python code can
+# catch it. The message must therefore come from outside of the process.
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-RESUME = "This process ends, too; the same command goes on with the run"
+RESUME = "This process ends, too; the same command continues the run"
 
 _parent: int | None = None  # the parent's process id, in the child
 _pipe: int | None = None  # a pipe to the parent, in the child
 
 
 def supervise() -> None:
-    """Forks; returns in the child.
+    """Forks, and returns in the child only.
 
     The parent forwards SIGTERM and SIGINT to the child, and ends with the child's exit code or
-    signal. Where JAX's runtime aborts the child, the parent writes a line about the cause.
+    signal. If JAX's runtime aborts the child, the parent prints a line about the cause. It must be
+    called before jax starts its threads, which would not survive the fork.
     """
     global _parent, _pipe
     parent = os.getpid()
@@ -189,6 +196,7 @@ def supervise() -> None:
         print(_cause(os.read(read, 1000).decode()), file=sys.stderr, flush=True)
         code = 1
     if code < 0:
+        # End by the same signal as the child, so that a shell or a scheduler sees the same status.
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(parent, -code)
@@ -204,12 +212,13 @@ def _wait_for(child: int) -> int:
             if ended:
                 return status
         elif received.si_code <= 0:
-            # From a process. A terminal sends its signals to the child itself.
+            # A process has sent the signal, for instance by kill. A terminal sends its signals to
+            # the whole process group, so that the child has got them already.
             os.kill(child, received.si_signo)
 
 
 def _cause(report: str) -> str:
-    """Why the runtime aborted the child; `report` is the content of the pipe."""
+    """Returns why the runtime aborted the child; `report` is the content of the pipe."""
     index, _, coordinator = report.partition(" ")
     if not coordinator:
         return "the processes of the run did not find each other"
@@ -220,71 +229,73 @@ def _cause(report: str) -> str:
 
 
 def report(index: int, coordinator: str) -> None:
-    """Sends the parent the number of this process, and the name of process 0's host."""
+    """Sends the number of this process, and the host name of process 0, to the parent."""
     if _pipe is not None:
         os.write(_pipe, f"{index} {coordinator}".encode())
 
 
 def has_parent_died() -> bool:
-    """Whether this process has a supervising parent that has died."""
+    """Returns whether this process has a supervising parent that has died."""
     return _parent is not None and os.getppid() != _parent
 
 
 # --------------------------------------------------------------------------------------------------
 # How the processes of a run agree, and how they end together.
 #
-# JAX's distributed runtime connects them. Its key-value store lies in process 0. There, process 0
-# says when the others may proceed. Once a second, each process looks whether another has failed or
-# died. Then all end with a line that names it, where they would wait in a collective for ever. When
-# process 0 itself dies, the runtime aborts the others, and their parents, which `supervise` makes,
-# write the line.
+# JAX's distributed runtime connects the processes. Its key-value store, which lives in process 0,
+# carries all agreements. Once a second, each process looks whether another one has failed or died.
+# If so, all of them end with a line that names it; without this, they would wait in a collective
+# forever. If process 0 itself dies, the runtime aborts the others, and the line comes from their
+# parents, which `supervise` has created.
 
 
 class StopPoint:
-    """Counts the points of a run, and lets all processes stop at the same one.
+    """Lets all processes stop at the same one of the points that each of them passes.
 
-    Every process passes all points in the same order. The threads that watch the other hosts agree
-    over JAX's key-value store: each holds its process before the next point, and sends the number
-    of points that it has passed. All stop at the first point that none has passed.
+    Every process passes the same points in the same order, but not at the same time. To agree, the
+    thread of each process that watches the other hosts first holds its process before its next
+    point, and then publishes in the key-value store how many points it has passed. All processes
+    stop at the first point that none of them has passed yet. Stopping anywhere else would leave a
+    process waiting in a collective that another one never reaches.
 
     Attributes:
-      signal: the signal on which they have agreed, or None.
+      signal: the signal on which the processes have agreed, or None.
     """
 
     def __init__(self, client, index: int, count: int):
-        """`client` is that of the key-value store; `index` and `count` of the processes."""
+        """`client` is the client of the key-value store of `count` processes."""
         self.signal: int | None = None
         self._client = client
         self._index = index
         self._count = count
-        self._lock = threading.Lock()  # held from `_send` until they have agreed
-        self._passed = 0  # points
-        self._last: int | None = None  # the number of the last point
+        self._lock = threading.Lock()  # held from `_send` until the processes have agreed
+        self._passed = 0  # number of points passed
+        self._last: int | None = None  # the number of the point at which all stop
         self._has_sent = False
         self._call: Callable[[int], None] | None = None
 
     def ask(self, number: int) -> None:
-        """Asks all processes to stop: this one has received the signal `number`."""
+        """Asks all processes to stop, because this one has received the signal `number`."""
         self._client.key_value_set(f"stop/{self._index}", str(number), allow_overwrite=True)
 
     def on_agreed(self, call: Callable[[int], None] | None) -> None:
-        """Sets a function of the signal. The watching thread calls it once all have agreed."""
+        """Sets a function that the watching thread calls with the signal once all have agreed."""
         self._call = call
         if call and self.signal is not None:
             call(self.signal)
 
     def reached(self) -> bool:
-        """Whether all stop at this point. Every process calls it at every point."""
+        """Returns whether all processes stop at this point. Must be called at every point."""
         with self._lock:
             self._passed += 1
             return self._last is not None and self._passed >= self._last
 
     def is_next(self) -> bool:
-        """Whether all stop at the next point, or at an earlier one."""
+        """Returns whether all processes stop at the next point, or at an earlier one."""
         return self._last is not None and self._passed + 1 >= self._last
 
     def look(self) -> None:
-        """Makes a step towards the agreement. The watching thread calls it again and again."""
+        """Takes the next step towards the agreement. The watching thread calls it repeatedly."""
         if self._last is not None:
             return
         if not self._has_sent:
@@ -302,7 +313,7 @@ class StopPoint:
                 self._call(self.signal)
 
     def leave(self) -> None:
-        """This process passes no more points, so the others need not wait for its answer."""
+        """Publishes that this process passes no more points, so that the others need not wait."""
         if not self._has_sent:
             self._send(signal.SIGTERM)
 
@@ -314,20 +325,21 @@ class StopPoint:
 
 SILENCE = 20  # seconds without a heartbeat after which a process counts as dead
 LOOK = 1.0  # seconds between two looks at the other processes
-# Milliseconds. Where process 0 builds the data, the others wait while it lives.
+# Milliseconds, the longest time-out of the key-value store. There is no other time limit, because
+# process 0 may build data for hours; if it dies, the watching thread ends the others.
 _FOREVER = 2**31 - 1
 
 
 @dataclasses.dataclass
 class _Process:
-    """This process within the run."""
+    """This process as a member of the run."""
 
     client: Any = None  # of the key-value store
     index: int = 0
     count: int = 1
     names: list[str] = dataclasses.field(default_factory=lambda: [socket.gethostname()])  # of hosts
     stop_point: StopPoint | None = None
-    between: Callable[[], None] | None = None  # called between the programs of a use
+    between: Callable[[], None] | None = None  # called before each program that `run` runs
 
     def name(self, index: int) -> str:
         return f"process {index} ({self.names[index]})"
@@ -335,16 +347,17 @@ class _Process:
 
 _process = _Process()
 _leaving = threading.Event()
-# Numbers of agreements. Every process reaches all of them in the same order.
+# Numbers that make the keys of agreements unique. They match across processes, because all of them
+# reach the same agreements in the same order.
 _numbers = itertools.count()
 _signatures = set()  # of the programs that all processes have compiled for `run`
 
 
 def connect(arguments: dict, patience: int = 300) -> None:
-    """Joins the other processes of the run; must come before JAX's first use.
+    """Joins the other processes of the run. Must be called before JAX is first used.
 
-    `arguments` are what the function `arguments` returns. Waits `patience` seconds for the others,
-    and raises UserError where one is missing.
+    `arguments` is the result of the function `arguments`. Waits up to `patience` seconds for the
+    other processes, and raises UserError if one of them is missing.
     """
     if "coordinator_address" in arguments:
         roll_call(
@@ -357,9 +370,10 @@ def connect(arguments: dict, patience: int = 300) -> None:
     from jax._src import distributed  # the key-value store has no public name yet
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # The service handles SIGTERM, but not Ctrl-C.
+    # JAX's preemption service handles SIGTERM but not Ctrl-C; `StopPoint` handles both.
     jax.config.update("jax_enable_preemption_service", False)
-    # With it, the runtime reports the death of a process. Otherwise it aborts the others.
+    # With this option the runtime only reports that a process has died. Without it, the runtime
+    # aborts the others.
     jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(
@@ -368,7 +382,7 @@ def connect(arguments: dict, patience: int = 300) -> None:
     except (ValueError, RuntimeError):
         if arguments:
             raise
-        return  # TPU chips, but no slice of several hosts
+        return  # the machine has TPU chips, but is not part of a slice of several hosts
     client = distributed.global_state.client
     _process.client = client
     _process.index = jax.process_index()
@@ -383,26 +397,26 @@ def connect(arguments: dict, patience: int = 300) -> None:
     _process.stop_point = StopPoint(client, _process.index, _process.count)
     own_name = _process.names[_process.index]
     progress.say(f"process {_process.index} of {_process.count}, on {own_name}")
-    # Only process 0 shows the progress.
+    # Only process 0 shows progress.
     progress.console.quiet = _process.index > 0
     threading.Thread(target=_watch, daemon=True).start()
 
 
 def index() -> int:
-    """The number of this process; process 0 writes the files that all share."""
+    """Returns the number of this process. Process 0 writes the files that all processes share."""
     return _process.index
 
 
 def count() -> int:
-    """The number of processes."""
+    """Returns the number of processes."""
     return _process.count
 
 
 @contextlib.contextmanager
 def first() -> Iterator[None]:
-    """Process 0 runs the context first, and the others after it.
+    """Lets process 0 run the context first, and the other processes after it.
 
-    If process 0 fails in it, the others end, too.
+    If process 0 fails in the context, the others end, too.
     """
     if _process.count == 1:
         yield
@@ -416,7 +430,7 @@ def first() -> Iterator[None]:
 
 
 def share(value: Any) -> Any:
-    """Returns the `value` of process 0 on all processes. It must have a form in JSON."""
+    """Returns the `value` of process 0 on all processes. It must be representable in JSON."""
     if _process.count == 1:
         return value
     key = f"share/{next(_numbers)}"
@@ -426,11 +440,11 @@ def share(value: Any) -> Any:
 
 
 def compiled(program, *arguments):
-    """Returns the jitted `program`, once all processes have compiled it for the arguments.
+    """Returns the jitted `program` once all processes have compiled it for these arguments.
 
-    Compilation may take much longer on one process than on another. gloo fails where a process
-    reaches its first collective 30 s after another. Every process must call it for the same
-    programs in the same order.
+    Compilation may take much longer in one process than in another, and gloo fails if a process
+    reaches its first collective more than 30 s after another one. All processes must call this
+    function for the same programs in the same order.
     """
     if _process.count > 1:
         program.lower(*arguments).compile()
@@ -439,10 +453,11 @@ def compiled(program, *arguments):
 
 
 def run(program, *arguments):
-    """Returns program(*arguments), where `program` is a jitted function of a use.
+    """Returns program(*arguments), where `program` is a jitted function that uses a model.
 
-    Every process calls it for the same programs in the same order. A use that stopped elsewhere
-    would leave the other processes waiting in a collective.
+    All processes must call it for the same programs in the same order. Between two programs is the
+    only place where such a use may stop: anywhere else, the other processes would be left waiting
+    in a collective.
     """
     if _process.count > 1:
         if _process.between:
@@ -455,7 +470,7 @@ def run(program, *arguments):
 
 
 def _signature(program, arguments: tuple):
-    """The program, and the shapes of its arguments. Static arguments stand for themselves."""
+    """Returns a key for a program and the shapes of its arguments, with static ones as they are."""
     import jax
 
     leaves, structure = jax.tree.flatten(arguments)
@@ -466,7 +481,7 @@ def _signature(program, arguments: tuple):
 
 @contextlib.contextmanager
 def stopping_between_programs(call: Callable[[], None]) -> Iterator[None]:
-    """In the context, `run` calls `call` before each program; it raises where the use stops."""
+    """In the context, `run` calls `call` before each program; `call` may raise to stop the use."""
     _process.between = call
     try:
         yield
@@ -475,9 +490,9 @@ def stopping_between_programs(call: Callable[[], None]) -> Iterator[None]:
 
 
 def agree(values: dict[str, Any]) -> None:
-    """Raises UserError where a process has other values than process 0.
+    """Raises UserError if a process has other values than process 0.
 
-    The error names the process and the keys. The values must have a form in JSON.
+    The error names the process and the keys. The values must be representable in JSON.
     """
     if _process.count == 1:
         return
@@ -500,13 +515,14 @@ def agree(values: dict[str, Any]) -> None:
 
 
 def stop_point() -> StopPoint | None:
-    """The point at which all processes stop; None where there is one process."""
+    """Returns the object by which all processes agree where to stop; None for a single process."""
     return _process.stop_point
 
 
 def failed(line: str, code: int) -> None:
-    """Ends this process with the exit code, and tells the others why. Does nothing for a single
-    process.
+    """Ends this process with an exit code, and tells the other processes why.
+
+    If there is only one process, this does nothing.
     """
     if _process.count > 1:
         content = json.dumps([line, code])
@@ -515,15 +531,15 @@ def failed(line: str, code: int) -> None:
 
 
 def await_news() -> None:
-    """Waits after an error whose cause may be the death of another process.
+    """Waits after an error that may have been caused by the death of another process.
 
-    Meanwhile the watching thread may find that out, and end this process with a better message.
+    The watching thread may meanwhile find out about it, and end this process with a better message.
     """
     time.sleep(SILENCE + 10 * LOOK)
 
 
 def leave() -> None:
-    """Waits until all processes have finished. Process 0 leaves last, as it has the store."""
+    """Waits until all processes have finished. Process 0 leaves last, as it hosts the store."""
     if _process.count == 1:
         return
     import jax
@@ -539,12 +555,12 @@ def leave() -> None:
 
 
 def _watch() -> None:
-    """Ends this process when another has failed or died."""
+    """Ends this process when another one has failed or died."""
     client = _process.client
     everyone = list(range(_process.count))
     while not _leaving.wait(LOOK):
         if has_parent_died():
-            _end(1)  # the signal that killed the parent was for the run
+            _end(1)  # a signal such as SIGKILL, which the parent could not forward, was for the run
         try:
             failures = {
                 int(key.rpartition("/")[2]): json.loads(value)
@@ -553,7 +569,7 @@ def _watch() -> None:
             failures.pop(_process.index, None)
             _process.stop_point.look()
             alive = client.get_live_nodes(everyone)
-        except Exception as error:  # the runtime raises many kinds where process 0 does not answer
+        except Exception as error:  # the runtime raises many kinds if process 0 does not answer
             reason = str(error).splitlines()[0][:120]
             _give_up(
                 f"{_process.name(0)}, which connects the processes, can't be reached ({reason})", 1
@@ -577,9 +593,10 @@ def _give_up(line: str, code: int) -> None:
 
 
 def _end(code: int) -> None:
-    """Ends the process at once: other threads may wait for a process that has died.
+    """Ends the process without cleaning up, because other threads may wait for a dead process.
 
-    It first leaves the others time to read the reason. Process 0 ends last, as it has the store.
+    It first gives the other processes time to read the reason. Process 0 ends last, because it
+    hosts the key-value store.
     """
     time.sleep((2 if _process.index else 6) * LOOK)
     sys.stdout.flush()

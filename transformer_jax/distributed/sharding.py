@@ -1,4 +1,4 @@
-"""The device mesh, the only table from logical axes to mesh axes, and placement on devices."""
+"""The device mesh, the table from logical axes to mesh axes, and placement on devices."""
 
 import contextlib
 import contextvars
@@ -15,23 +15,28 @@ from transformer_jax.config import UserError
 # --------------------------------------------------------------------------------------------------
 # The mesh, and the sharding of arrays over it by their logical axes.
 #
-# Layers name the logical axes of their parameters and activations. `RULES` maps each to the mesh
-# axes that split it. `jax.jit` with `NamedSharding`, once called `pjit`, partitions the programs.
+# Layers only name the logical axes of their parameters and activations. `RULES`, the only such
+# table, maps each logical axis to the mesh axes that split it. From these shardings `jax.jit`
+# partitions the programs.
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
-    # The rows of a batch.
+    # The rows of a batch. Devices along fsdp hold different parts of the parameters, and compute
+    # different rows with them, as in fully sharded data parallelism.
     "batch": ("data", "fsdp"),
-    # The rows of a batch of embedding look-ups, whose vectors are split over fsdp.
+    # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
+    # axis splits the vectors: each device looks up its own columns of the table for all rows.
     "lookup": ("data",),
-    # The positions of a row.
+    # The positions of a row, which ring attention exchanges.
     "length": ("sequence",),
-    # The stacked axis of nn.scan.
+    # The stacked axis of nn.scan, of which each iteration reads one layer.
     "layers": (),
-    # d_model in parameters; activations do not split it.
+    # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
     "vocab": ("tensor",),
+    # Heads and d_ff are the output axes of the first matrices of attention and of an MLP, and the
+    # input axes of the last, so that each needs a single sum over tensor.
     "heads": ("tensor",),
     # d_ff.
     "mlp": ("tensor",),
@@ -45,10 +50,10 @@ _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
 
 def make_mesh(config, devices=None) -> Mesh:
-    """A mesh of `devices`, by default all, with the axes AXES and their sizes in `config`.
+    """Returns a mesh of `devices`, by default all, with the axes AXES and their sizes in `config`.
 
-    `config` is config.mesh; one size may be -1, for all remaining devices. Raises UserError where
-    the product of the sizes is not the number of devices.
+    `config` is config.mesh. One size may be -1, which means all remaining devices. Raises UserError
+    if the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [config[axis] for axis in AXES]
@@ -59,16 +64,16 @@ def make_mesh(config, devices=None) -> Mesh:
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    # Linen's constraints fail with Explicit axes, the default of make_mesh.
+    # Linen's sharding constraints fail with Explicit axes, which are the default of make_mesh.
     return jax.make_mesh(
         sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
     )
 
 
 def rules(config) -> dict[str, tuple[str, ...]]:
-    """RULES with the overrides of `config.rules`, where `config` is config.mesh.
+    """Returns RULES with the overrides of `config.rules`, where `config` is config.mesh.
 
-    Raises UserError for a rule of another form, or of an unknown axis.
+    Raises UserError for a malformed rule or an unknown axis.
     """
     table = dict(RULES)
     for rule in config.rules:
@@ -89,15 +94,16 @@ def rules(config) -> dict[str, tuple[str, ...]]:
 
 
 def _is_rule(rule) -> bool:
-    """Whether it has the form (logical axis, (mesh axis, ...))."""
+    """Returns whether `rule` has the form (logical axis, (mesh axis, ...))."""
     is_pair = isinstance(rule, tuple) and len(rule) == 2
     return is_pair and isinstance(rule[0], str) and isinstance(rule[1], tuple)
 
 
 def spec(logical_axes, table) -> PartitionSpec:
-    """The PartitionSpec of an array whose dimensions have these logical axes.
+    """Returns the PartitionSpec of an array whose dimensions have these logical axes.
 
-    A dimension with None is not split. A mesh axis splits only the first dimension that names it.
+    A dimension with None is not split. If two dimensions name the same mesh axis, it splits only
+    the first of them, because a PartitionSpec may contain each mesh axis once.
     """
     return PartitionSpec(*(axes or None for axes in _mesh_axes(logical_axes, table)))
 
@@ -114,12 +120,15 @@ def _mesh_axes(logical_axes, table) -> list[tuple[str, ...]]:
 
 
 def batch_sharding(mesh: Mesh, table) -> NamedSharding:
-    """The sharding of a batch's arrays (microbatches, rows, ...): only the rows are split."""
+    """Returns the sharding of a batch's arrays (microbatches, rows, ...), which splits the rows.
+
+    The positions are not split here: the model splits them where it computes with them.
+    """
     return NamedSharding(mesh, spec((None, "batch"), table))
 
 
 def check(shape, sharding: NamedSharding, name: str) -> None:
-    """Raises UserError for a shape that the mesh does not divide. `name` stands in the message."""
+    """Raises UserError, with `name` in the message, for a shape that the mesh does not divide."""
     for size, axes in zip(shape, sharding.spec):
         axes = (axes,) if isinstance(axes, str) else axes or ()
         num_parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
@@ -130,9 +139,10 @@ def check(shape, sharding: NamedSharding, name: str) -> None:
 
 @contextlib.contextmanager
 def use(mesh: Mesh, table):
-    """Sets the mesh and the table that the functions below use in the context.
+    """In the context, the functions below use this mesh and this table.
 
-    Enter it in the traced function, so that no cached trace refers to another mesh.
+    Enter it inside the traced function. Outside of it, a trace that JAX has cached would keep the
+    mesh of its first call.
     """
     token = _current.set((mesh, table))
     try:
@@ -142,9 +152,11 @@ def use(mesh: Mesh, table):
 
 
 def row_groups(param_shardings) -> int:
-    """The number of groups into which the mesh axis "data" splits the rows of a batch.
+    """Returns the number of groups into which the mesh axis "data" splits the rows of a batch.
 
-    It is 1 where that axis does not split the rows first, or where it also splits parameters.
+    It is 1 if "data" is not the first axis that splits the rows, because a group is a contiguous
+    block of them, or if "data" also splits parameters, because the vmap over groups takes that axis
+    for itself.
     """
     mesh, table = _current.get()
     splits_params = any(
@@ -157,8 +169,8 @@ def row_groups(param_shardings) -> int:
 def within_group(group: jax.Array, groups: int):
     """In the context, a batch is one group of its rows, under a vmap over all `groups`.
 
-    `group` is the number of the group, () int32. The vmap has the mesh axis "data", so the table
-    in the context is without it.
+    `group` is the number of the group, () int32. The vmap already occupies the mesh axis "data", so
+    the table in the context leaves it out.
     """
     mesh, table = _current.get()
     without_data = {
@@ -174,16 +186,17 @@ def within_group(group: jax.Array, groups: int):
 
 
 def in_group() -> bool:
-    """Whether the code runs in the context `within_group`."""
+    """Returns whether the code runs in the context `within_group`."""
     return _group.get() is not None
 
 
 def draw_rows(
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Returns draw(key, shape); the first axis of `shape` is the rows of a batch.
+    """Returns draw(key, shape), where the first axis of `shape` is the rows of a batch.
 
-    In a group of rows, it returns the group's part of the draw for all rows of the batch.
+    In a group of rows, it returns the group's part of the draw for the whole batch, so that random
+    numbers such as dropout do not depend on the number of groups, and thus on the mesh.
     """
     if not in_group():
         return draw(key, shape)
@@ -194,6 +207,8 @@ def draw_rows(
     def on_group(key, group):
         return jax.lax.dynamic_slice_in_dim(draw(key, batch_shape), group * shape[0], shape[0])
 
+    # Under the vmap over groups, one draw serves all of them. The default rule would draw the
+    # numbers of the whole batch once for each group.
     @on_group.def_vmap
     def on_all_groups(_, batched, key, group):
         return draw(key, batch_shape).reshape(groups, *shape), True
@@ -202,7 +217,7 @@ def draw_rows(
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Returns `x` with the sharding of its logical axes; without a mesh in use, returns `x`."""
+    """Constrains `x` to the sharding of these logical axes. Without a mesh in use, returns `x`."""
     if _current.get() is None:
         return x
     mesh, table = _current.get()
@@ -210,10 +225,11 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def on_each_device(f, arguments: tuple, axes: tuple, result):
-    """Returns f(*arguments), which each device computes on its own part.
+    """Returns f(*arguments), which each device computes on its own shards.
 
-    It is for functions that XLA can't partition, or not well. `axes` are trees with the logical
-    axes of each array, and `result` is that of the value of `f`.
+    It is meant for functions that XLA can't partition, or partitions badly, such as kernels. `axes`
+    are trees with the logical axes of each argument, and `result` is such a tree for the value of
+    `f`.
     """
     if _current.get() is None or _current.get()[0].size == 1:
         return f(*arguments)
@@ -232,33 +248,34 @@ def _is_axes(node) -> bool:
 
 
 def gather_after(params, x):
-    """Returns (params, x), where the devices gather `params` only after they have computed `x`.
+    """Returns (params, x), with `params` not to be gathered before `x` has been computed.
 
-    XLA would gather all parameters at once: before a loop whose iterations use them, or before the
-    first of several layers.
+    Without this optimization barrier, XLA gathers all parameters at once, before a loop whose
+    iterations use them or before the first of several layers, so that they need as much memory on
+    each device as if they were not sharded.
     """
     return jax.lax.optimization_barrier((params, x)) if parts("embed") > 1 else (params, x)
 
 
 def device() -> jax.Device:
-    """The first device of the mesh in use; without a mesh in use, JAX's default device."""
+    """Returns the first device of the mesh in use; without one, the first device of JAX."""
     return jax.devices()[0] if _current.get() is None else _current.get()[0].devices.flat[0]
 
 
 def platform() -> str:
-    """The platform of `device`: "cpu", "gpu" or "tpu"."""
+    """Returns the platform of `device`: "cpu", "gpu" or "tpu"."""
     return device().platform
 
 
 def is_ampere() -> bool:
-    """Whether `device` is an NVIDIA GPU of the Ampere architecture or a later one."""
-    # The capability of an AMD GPU is a name such as gfx942.
+    """Returns whether `device` is an NVIDIA GPU of the Ampere architecture or a later one."""
+    # NVIDIA's is a number such as 8.0; the capability of an AMD GPU is a name such as gfx942.
     major = getattr(device(), "compute_capability", "").partition(".")[0]
     return major.isdecimal() and int(major) >= 8
 
 
 def parts(logical_axis: str) -> int:
-    """The number of parts into which the mesh in use splits this axis; 1 without a mesh."""
+    """Returns into how many parts the mesh in use splits a logical axis; 1 without a mesh."""
     if _current.get() is None:
         return 1
     mesh, table = _current.get()
@@ -266,9 +283,9 @@ def parts(logical_axis: str) -> int:
 
 
 def mesh_axes(logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:
-    """The axes of the mesh in use that split each dimension with these logical axes.
+    """Returns the axes of the mesh in use that split each dimension with these logical axes.
 
-    There are none where `on_each_device` has one device.
+    There are none if there is only one device, because `on_each_device` then uses no shard_map.
     """
     if _current.get() is None or _current.get()[0].size == 1:
         return [()] * len(logical_axes)
@@ -278,30 +295,30 @@ def mesh_axes(logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:
 # --------------------------------------------------------------------------------------------------
 # The placement of parameters and rows on devices, for programs that use a trained model.
 #
-# The parameters of a use are on a mesh, as in training. A program of the use enters `Placement.use`
-# in the traced function. Its rows are then split over the devices, and its results are gathered.
+# As in training, the parameters of a run that is opened for use are on a mesh. Each traced function
+# enters `Placement.use`, splits its rows over the devices, and gathers its results.
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh and its table of logical axes. It can be a static argument of a jitted function."""
+    """A mesh and its table of logical axes, hashable as a static argument of jitted functions."""
 
     mesh: Mesh
     rules: tuple[tuple[str, tuple[str, ...]], ...]  # mesh axes by logical axis
 
     @classmethod
     def of(cls, params, config) -> "Placement":
-        """Returns the mesh that `params` stand on, with the rules of `config`, config.mesh.
+        """Returns the mesh of `params`, with the rules of `config`, which is config.mesh.
 
-        Parameters without a mesh, such as NumPy arrays, are on one device.
+        For parameters without a mesh, such as NumPy arrays, the mesh has one device.
         """
-        placed = getattr(jax.tree.leaves(params)[0], "sharding", None)
-        mesh = placed.mesh if isinstance(placed, NamedSharding) else _one_device(placed)
+        current = getattr(jax.tree.leaves(params)[0], "sharding", None)
+        mesh = current.mesh if isinstance(current, NamedSharding) else _one_device(current)
         return cls(mesh, tuple(rules(config).items()))
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Sets the mesh and the table, as `use`. One device needs neither."""
+        """Sets the mesh and the table, as the function `use` does. One device needs neither."""
         if self.mesh.size == 1:
             yield
             return
@@ -309,13 +326,13 @@ class Placement:
             yield
 
     def decoding(self) -> "Placement":
-        """Returns the placement of a decoder: it reads one position at a time and splits none."""
+        """Returns the placement for decoding, which reads single positions and splits none."""
         return self.dividing(length=1)
 
     def dividing(self, **sizes: int) -> "Placement":
-        """Returns the placement that splits these logical axes only where it divides their sizes.
+        """Returns a placement that splits a named logical axis only if the mesh divides its size.
 
-        A stream of one row, for instance, is not split: `dividing(batch=1, lookup=1)`.
+        For instance, `dividing(batch=1, lookup=1)` does not split a stream of one row.
         """
 
         def divides(name, axes):
@@ -326,25 +343,25 @@ class Placement:
         return dataclasses.replace(self, rules=fitting)
 
     def rows(self, count: int) -> int:
-        """Returns the least number of rows, `count` or more, that the mesh divides."""
+        """Returns the smallest number of rows, at least `count`, that the mesh divides."""
         with self.use():
             size = parts("batch")
         return -(-count // size) * size
 
 
 def split_rows(tree):
-    """Returns the arrays (rows, ...) of a traced function, split over the devices by rows."""
+    """In a traced function, splits the rows of arrays (rows, ...) over the devices."""
     return jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), tree)
 
 
 def gathered(tree):
-    """Returns the arrays of a traced function, complete on each device of each process.
+    """In a traced function, replicates arrays on all devices of all processes.
 
-    `jax.device_get` then has the same values on all processes.
+    `jax.device_get` can then fetch the values, the same ones on every process.
     """
     return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
 
 
-def _one_device(placed) -> Mesh:
-    device = min(placed.device_set, key=lambda x: x.id) if placed else jax.local_devices()[0]
+def _one_device(current: jax.sharding.Sharding | None) -> Mesh:
+    device = min(current.device_set, key=lambda x: x.id) if current else jax.local_devices()[0]
     return make_mesh(dict.fromkeys(AXES, 1), [device])

@@ -1,1 +1,1 @@
-"""What a run leaves behind, and how it is begun, locked and opened again."""
+"""Runs: what a config resolves to, and how a run is started, locked, resumed and opened."""

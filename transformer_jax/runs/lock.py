@@ -1,4 +1,4 @@
-"""A workdir belongs to one run at a time: a lock on a disk, a lease in a bucket."""
+"""Exclusive use of a workdir by one run at a time: a lock on a disk, a lease in a bucket."""
 
 import contextlib
 import fcntl
@@ -25,10 +25,11 @@ from transformer_jax.storage.key_values import PATIENCE
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path | buckets.Path):
-    """Holds a workdir, which is made if it does not exist, against a second run.
+    """In the context, no second run can use the workdir, which is created if it does not exist.
 
-    On a disk the system frees the lock when the process ends, however it ends. In a bucket a lease
-    takes the place of the lock.
+    On a disk this is a file lock, which the system frees when the process ends, however it ends. In
+    a bucket it is a lease, because buckets have no locks. Raises UserError if another run is at
+    work in the workdir.
     """
     if isinstance(workdir, buckets.Path):
         with _leased(workdir):
@@ -60,15 +61,16 @@ def _leased(workdir: buckets.Path):
 
 
 def _end_process(line: str) -> None:
-    """Ends the process at once, from a thread: another run holds the workdir now."""
+    """Ends the process at once, from any thread, because another run now holds the workdir."""
     print(f"error: {line}", file=sys.stderr, flush=True)
     hosts.failed(line, 1)
     os._exit(1)
 
 
 # --------------------------------------------------------------------------------------------------
-# The lease of a workdir in a bucket. A bucket has no locks, so an object names the holder, and the
-# holder renews it.
+# The lease of a workdir in a bucket: an object that names its holder, who renews it regularly.
+# Objects are written only if their generation has not changed, so that of two processes that try to
+# take the lease at the same time only one succeeds.
 
 RENEWAL = 10  # seconds between two renewals
 SILENCE = 60  # seconds without a renewal after which the holder counts as dead
@@ -76,11 +78,12 @@ SILENCE = 60  # seconds without a renewal after which the holder counts as dead
 
 @contextlib.contextmanager
 def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[None]:
-    """Holds the object `lock`, which messages call `name`; renews it, and frees it at the end.
+    """In the context, holds and renews the object `lock`, which messages call `name`.
 
-    A lock that is not renewed for SILENCE seconds is taken over. The process that waits counts
-    them, so the clocks of two machines are never compared. Raises UserError where the holder is
-    alive. A thread calls `overtaken` with a message when another process has taken this lock.
+    A lock that has not been renewed for SILENCE seconds is taken over. The waiting process counts
+    these seconds itself, so that the clocks of two machines are never compared. Raises UserError if
+    the holder is alive. If another process takes over this lock, a thread calls `overtaken` with a
+    message.
     """
     identity = {
         "host": socket.gethostname(),
@@ -92,13 +95,13 @@ def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[N
     ended = threading.Event()
     generation = lock.write_if(content, _generation_to_replace(lock, name))
     if generation is None:
-        raise UserError(f"{name}: another run has begun there at the same moment")
+        raise UserError(f"{name}: another run has started there at the same moment")
 
     def renew() -> None:
         nonlocal generation
         while not ended.wait(RENEWAL):
-            # A bucket that fails for a while may recover. No other process takes over meanwhile,
-            # unless it reaches the bucket.
+            # Errors are ignored, because a bucket that fails for a while may recover. Meanwhile,
+            # another process can take over only if it reaches the bucket.
             with contextlib.suppress(OSError):
                 if (renewed := lock.write_if(content, generation)) is None:
                     overtaken(
@@ -114,14 +117,14 @@ def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[N
         yield
     finally:
         ended.set()
-        thread.join(PATIENCE)  # an unreachable bucket: the lease expires by itself
+        thread.join(PATIENCE)  # if the bucket can't be reached, the lease expires by itself
         if generation is not None and not thread.is_alive():
             with contextlib.suppress(OSError):
                 lock.write_if(None, generation, PATIENCE)
 
 
 def _generation_to_replace(lock: Path, name: str) -> bytes:
-    """Returns the generation of a lock that nobody holds. Raises UserError where it is held."""
+    """Returns the generation of a lock that nobody holds. Raises UserError if it is held."""
     seen = lock.stamped()
     if seen.state == "missing":
         return seen.stamp.generation
@@ -135,8 +138,8 @@ def _generation_to_replace(lock: Path, name: str) -> bytes:
         f"{name} is held by {description}: waiting up to {SILENCE} s for a renewal "
         f"(if that process has ended, delete {lock})"
     )
-    began = time.monotonic()
-    while time.monotonic() - began < SILENCE:
+    start = time.monotonic()
+    while time.monotonic() - start < SILENCE:
         time.sleep(min(1, SILENCE / 10))
         now = lock.stamped()
         if now.stamp.generation == seen.stamp.generation:
@@ -152,7 +155,7 @@ def _generation_to_replace(lock: Path, name: str) -> bytes:
 
 
 def _is_dead_here(holder: dict) -> bool:
-    """Returns whether a holder on this machine is a process that has ended."""
+    """Returns whether the holder was a process on this machine that has ended."""
     here = _place()
     if not here or holder.get("place") != here:
         return False
@@ -160,9 +163,9 @@ def _is_dead_here(holder: dict) -> bool:
 
 
 def _place() -> str | None:
-    """Returns an id of this boot of the machine and of this container.
+    """Returns an id of this boot of the machine and of this container, or None if there is none.
 
-    Process numbers are unique within it. None where the system gives no such id.
+    Within one such id, a process number identifies a process.
     """
     with contextlib.suppress(OSError):
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -17,7 +17,7 @@ from transformer_jax.storage import buckets
 from transformer_jax.training import state
 from transformer_jax.training.checkpoint import Checkpoints
 
-local_devices = jax.local_devices  # those that a use of a run takes
+local_devices = jax.local_devices  # the devices that `open_run` takes by default
 
 
 def open_run(
@@ -34,17 +34,20 @@ def open_run(
     """Returns (task, params) of a run.
 
     `step` is "best", "latest" or a number. `overrides` change the recorded config for this use, as
-    in `config.load`: {"decode.beam": 1}. The parameters are a tree of float32 arrays, `params` of
-    the task's methods and of `task.model.apply({"params": params}, ...)`. They stand on a mesh of
-    `devices`, by default all local ones, with the sizes of `config.mesh` if they fit. A fine-tuned
-    run has the parameters of its head under "head". With `config.decode.average` = N they are the
-    mean of the N newest checkpoints up to that step. Adapters are merged into their matrices; with
-    `merged=False` they stand beside them, as in training. `model_file`, `task_file` and
-    `source_file` name the files of classes that are not in the package: what a run has recorded is
-    not executed.
+    in `config.load`, for example {"decode.beam": 1}.
 
-    Raises UserError where there is no run, no such checkpoint, or another tokenizer, and where such
-    a file is not named or has changed.
+    The parameters are a tree of float32 arrays, which is the argument `params` of the task's
+    methods and of `task.model.apply({"params": params}, ...)`. They are on a mesh of `devices`, by
+    default all local devices, with the sizes in `config.mesh` if these fit. A fine-tuned run has
+    the parameters of its head under "head". With `config.decode.average` = N, the parameters are
+    the mean of the N newest checkpoints up to that step. Adapters are merged into their matrices;
+    with `merged=False` they are separate entries of the tree, as in training.
+
+    `model_file`, `task_file` and `source_file` are the files of classes that are not in the
+    package. They must be named, because the paths that a run has recorded are never executed.
+
+    Raises UserError if there is no run or no such checkpoint, if the tokenizer has changed, or if
+    such a file is not named or has changed.
     """
     workdir = buckets.folder_of_run(workdir)
     files, overrides = classes.split(dict(overrides).items())
@@ -73,15 +76,16 @@ def open_run(
         )
     is_given = any(key.startswith("mesh.") for key, _ in overrides)
     shapes = _shapes(task, local_devices() if devices is None else devices, is_given)
+    # A generator, so that `mean` restores one checkpoint after another.
     stored = (checkpoints.restore_params(shapes, s) for s in steps)
     return task, mean(map(task.merged, stored) if merged else stored)
 
 
 def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
-    """Returns the shapes, dtypes and shardings of a task's parameters over the devices.
+    """Returns the shapes, dtypes and shardings of a task's parameters on the devices.
 
-    The mesh that a run has recorded may not fit this machine. The devices then split rows alone,
-    unless this use gives its own mesh. Raises UserError where that one does not fit.
+    The recorded mesh of a run may not fit this machine. If so, all devices are on the mesh axis
+    "data", unless the overrides give a mesh, for which UserError is raised if it does not fit.
     """
     mesh = task.config.mesh
     try:
@@ -96,7 +100,7 @@ def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
 def mean(trees: Iterable):
     """Returns the mean of parameter trees: checkpoint averaging (Vaswani et al. 2017, section 6.1).
 
-    Beside the sum, one tree at a time is in memory.
+    Only one tree at a time is in memory, in addition to the sum.
     """
     total, count = None, 0
     for tree in trees:
@@ -106,12 +110,13 @@ def mean(trees: Iterable):
 
 
 def load(workdir, step: str | int = "best", **files):
-    """Returns (model, params, tokenizer) of a run; the tokenizer is None for data without text.
+    """Returns (model, params, tokenizer) of a run. The tokenizer is None for data without text.
 
-    `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits
-    (B, L, V); see the class of the model. A translation's tokenizer has the sides .source and
-    .target. A fine-tuned run's model has no head, and a fine-tuned BERT has none of the heads of
-    pre-training: use `method="hidden"`. `files` are those that `open_run` takes.
+    `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and returns float32 logits
+    (B, L, V); the class of the model says more. A translation's tokenizer has the two sides .source
+    and .target. The model of a fine-tuned run does not contain the new head, and a fine-tuned BERT
+    has none of its pre-training heads either, so use `method="hidden"` there. `files` are the
+    arguments `model_file`, `task_file` and `source_file` of `open_run`.
     """
     task, params = open_run(workdir, step, **files)
     return task.model, params, task.tokenizer

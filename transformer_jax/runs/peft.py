@@ -1,4 +1,4 @@
-"""The adapters of a run, from and to the format of PEFT."""
+"""Conversion of a run's adapters from and to the format of Hugging Face PEFT."""
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from transformer_jax.training import state
 def read(folder, workdir, base, architecture: str | None = None) -> None:
     """Writes a run at step 0 into an empty folder: the run `base` with the adapters in `folder`.
 
-    Raises UserError for adapters of another model.
+    Raises UserError if the adapters are for another model.
     """
     if not base:
         raise UserError("--from_peft needs --config.init_from=RUN, the run that the adapters adapt")
@@ -36,22 +36,25 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
     shapes, _ = parameters.split(state.abstract_params(task), parameters.paths(params).__contains__)
     adapters = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     params = parameters.merged(params, adapters)
-    stored.fill(_of_vocabulary(params, task), Adapters.of(config.lora))
+    stored.fill(_without_padding_rows(params, task), Adapters.of(config.lora))
     spec.create(workdir, task, params)
 
 
 def write(run, folder, step="best", architecture: str | None = None) -> None:
     """Writes the adapters of a run to an empty folder.
 
-    Raises UserError for a run without adapters, and for adapters that PEFT does not have.
+    Raises UserError if the run has no adapters, or if PEFT can't represent them.
     """
     task, params = open_run(run, step, merged=False, devices=jax.local_devices()[:1])
     if task.config.lora.rank is None:
         raise UserError(f"--workdir={run}: has no adapters, config.lora.rank is none")
     family = families.run_family(task.config, architecture)
-    peft.write(folder, _of_vocabulary(jax.device_get(params), task), family, task)
+    peft.write(folder, _without_padding_rows(jax.device_get(params), task), family, task)
 
 
-def _of_vocabulary(params, task):
-    """Returns views of parameters without the rows that config.model.vocab_multiple adds."""
+def _without_padding_rows(params, task):
+    """Returns views of parameters without the rows that pad the vocabulary to a multiple.
+
+    `config.model.vocab_multiple` adds these rows, and other libraries do not know them.
+    """
     return tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)

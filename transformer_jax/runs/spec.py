@@ -1,4 +1,4 @@
-"""The description of a run, which its config resolves to, and the record of it in its workdir."""
+"""The description of a run, to which a config resolves, and the record of a run in its workdir."""
 
 import dataclasses
 import json
@@ -26,8 +26,8 @@ from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 from transformer_jax.training.warm_start import Origin, Part
 
 # --------------------------------------------------------------------------------------------------
-# What a run is: `RunSpec` describes one that begins or continues, and `Record` is what the workdir
-# of one that was begun holds.
+# `RunSpec` describes a run that is about to start or to resume. `Record` is the content of
+# config.json in the workdir of a run that has been started before.
 
 Files = Mapping[str, classes.File]
 _NONE: Files = types.MappingProxyType({})
@@ -36,31 +36,31 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """A complete and validated description of a run. Nothing changes it.
+    """A complete, validated and immutable description of a run.
 
-    `config` is read-only. That of a task that takes it has the model of the run in
-    `config.init_from`; that of a fine-tuning also has its labels by name. `workdir` is None for a
-    run that is only planned.
+    `config` is read-only and complete. If the task takes the model of an earlier run,
+    `config.model` is already the model of the run in `config.init_from`, and the config of a
+    fine-tuning run also names its labels. `workdir` is None for a run that is only planned.
     """
 
     config: FrozenConfigDict
     workdir: pathlib.Path | buckets.Path | None
-    tokenizer: pathlib.Path | buckets.Path | None  # its folder; None: `config.data` says
-    origin: Origin | None  # the run whose parameters this one begins with
-    files: Files  # those of the classes that the user has named by a path, by section
+    tokenizer: pathlib.Path | buckets.Path | None  # its folder; None: as `config.data` says
+    origin: Origin | None  # the runs from which this one takes its initial parameters
+    files: Files  # the files of classes that the user has named by a path, by section
 
     def task(self):
         """Returns the task that `config.task` names."""
         return _task(self.config, self.tokenizer)
 
     def shared_keys(self) -> dict[str, Any]:
-        """Returns what is equal on all hosts: the keys but for the places of the data, and files.
+        """Returns the values that must be equal on all hosts: keys of the config, and class files.
 
-        A host may have its data elsewhere.
+        Paths of data are left out, because each host may have its data in another folder.
         """
-        places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
+        paths = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
         values = configs.flat(self.config).items()
-        shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
+        shared = {f"config.{key}": value for key, value in values if not key.startswith(paths)}
         return shared | {
             f"the file of config.{section}.name": file.digest
             for section, file in self.files.items()
@@ -71,7 +71,8 @@ class RunSpec:
 class Record:
     """The recorded config of a run, and the fingerprints of its data and tokenizer.
 
-    `has_head` says whether the run is a fine-tuning, also where the class of its task is not known.
+    `has_head` says whether it is a fine-tuning run. It is recorded, because the class of the task,
+    which would say so, may be in a file that the user has not named.
     """
 
     workdir: pathlib.Path | buckets.Path
@@ -81,7 +82,7 @@ class Record:
 
     @property
     def is_converted(self) -> bool:
-        """Whether the run is a converted checkpoint, whose training data is not known."""
+        """Whether the run is a converted checkpoint, whose training data is unknown."""
         return self.fingerprint["train"] == []
 
 
@@ -92,37 +93,45 @@ class Record:
 def resolve(
     config: ConfigDict | str | os.PathLike, workdir=None, overrides: Overrides = ()
 ) -> RunSpec:
-    """Returns the run that a config describes: read, completed and validated.
+    """Returns the run that a config describes, after reading, completing and validating it.
 
-    `config` is the path of a config file, or a config, which stays as it is. A run that was begun
-    in `workdir` continues. Raises UserError for a fault in the config or the runs that it names.
+    `config` is the path of a config file, or a config, which is not modified. If `workdir` holds a
+    run, that run is resumed. Raises UserError for an error in the config or in the runs that it
+    names.
     """
     files, overrides = classes.split(dict(overrides).items())
     config = _copy(config, files)
-    has_its_model = takes_model(config)
-    of_model = [pair for pair in overrides if has_its_model and pair[0].startswith("model.")]
+    replaces_model = takes_model(config)
+    model_overrides = [
+        pair for pair in overrides if replaces_model and pair[0].startswith("model.")
+    ]
     for key, value in overrides:
-        if (key, value) not in of_model:  # the model of the earlier run is not known yet
+        # Overrides of the model wait until the model of the earlier run, which they change, has
+        # been read.
+        if (key, value) not in model_overrides:
             configs.set_key(config, key, value)
     configs.validate(config)
     files = classes.in_config(config)
     recorded = find(workdir, files)
-    if not recorded:  # a run of an earlier version continues as it is
+    if not recorded:  # a recorded run of an earlier version, which did not check this, may resume
         sections.check_used(config)
     if recorded and recorded.config.task.name != config.task.name:
         raise UserError(
             f"--workdir={workdir}: holds a {recorded.config.task.name} run, "
             f"not a {config.task.name} one; take another folder"
         )
+    # A resumed run needs no earlier run any more, because its own record has all that it took.
     earlier = recorded or source(config)
-    if has_its_model:
-        config = with_model(config, earlier, of_model)
+    if replaces_model:
+        config = with_model(config, earlier, model_overrides)
         config = _with_labels(config, recorded, earlier)
         if recorded and names_same_run(config.init_from, recorded.config.init_from):
+            # Paths may be spelled differently, such as relative to another folder; the recorded
+            # spelling keeps the comparison of configs from refusing the run.
             config.init_from = recorded.config.init_from
     config = with_other_models(config, recorded, earlier)
     if hosts.index():
-        config.data.rebuild = False  # process 0 rebuilds the data
+        config.data.rebuild = False  # only process 0 rebuilds the data
     workdir = buckets.folder_of_run(workdir) if workdir else None
     return RunSpec(
         FrozenConfigDict(config),
@@ -134,7 +143,7 @@ def resolve(
 
 
 def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
-    """Returns a config, or that of a file, with `files` in place of the classes that it names."""
+    """Returns a copy of a config or config file, with `files` in place of the classes it names."""
     if isinstance(config, str | os.PathLike):
         with classes.in_place_of_names(files):
             return configs.read(config)
@@ -151,7 +160,7 @@ def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
 
 
 def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -> ConfigDict:
-    """Returns a config with its labels by name: its own, recorded, or in its data."""
+    """Returns a config that names its labels: its own, the recorded ones, or those in its data."""
     if "labels" not in config.task or config.task.labels:
         return config
     if recorded:
@@ -165,8 +174,8 @@ def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -
 def make_task(config, workdir=None):
     """Returns the task that `config.task` names.
 
-    It has the tokenizer of the run recorded in `workdir`, else that of `config.init_from`, else one
-    of its own, as `config.data` says.
+    Its tokenizer is the one of the run recorded in `workdir`, else of the run in
+    `config.init_from`, else one of its own, as `config.data` says.
     """
     recorded = find(workdir, classes.in_config(config))
     earlier = recorded or source(config)
@@ -174,7 +183,7 @@ def make_task(config, workdir=None):
 
 
 def _tokenizer(earlier: Record | None):
-    """Returns the folder of an earlier run's tokenizer."""
+    """Returns the folder of an earlier run's tokenizer, or None."""
     return earlier.workdir / "tokenizer" if earlier else None
 
 
@@ -192,7 +201,7 @@ def _task(config, tokenizer):
             f"config.task.name={config.task.name!r} gives {task.modality}"
         )
     if task.reads_source:
-        configs.build_source(config)  # raises its errors before anything is compiled
+        configs.build_source(config)  # to raise its errors before anything is compiled
     text_files.remember_in(config.data)
     classes.check_ranges(task, config.task, "task")
     if config.lora.rank is not None:
@@ -201,7 +210,7 @@ def _task(config, tokenizer):
 
 
 # --------------------------------------------------------------------------------------------------
-# The record of a run, which is config.json in its workdir, and the lines of its metrics.jsonl.
+# The record of a run, config.json in its workdir, and the lines of its metrics.jsonl.
 
 LIBRARIES = (
     "jax",
@@ -217,12 +226,12 @@ LIBRARIES = (
 
 
 def fine_tunes(config) -> bool:
-    """Returns whether the task of a config puts its own head on the model of another run."""
+    """Returns whether the task of a config puts a head of its own on the model of another run."""
     return configs.named_class("task", config.task.name).fine_tunes
 
 
 def takes_model(config) -> bool:
-    """Returns whether config.model is that of the run in config.init_from."""
+    """Returns whether the task takes config.model from the run in config.init_from."""
     return configs.named_class("task", config.task.name).takes_model
 
 
@@ -231,16 +240,16 @@ def exists(workdir) -> bool:
 
 
 def find(workdir, files: Files = _NONE) -> Record | None:
-    """Returns the record of the run in `workdir`; None where there is no run."""
+    """Returns the record of the run in `workdir`, or None if there is no run."""
     return read(workdir, files) if workdir and exists(workdir) else None
 
 
 def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = classes.SECTIONS) -> Record:
     """Returns the record of the run in `workdir`.
 
-    `files` are those that the user names, by section: a recorded path is not followed. The classes
-    of the sections `needed` must be known. Raises UserError where there is no run, or its record
-    cannot be read.
+    `files` are the class files that the user names, by section. A path in a record is never
+    followed, because opening somebody else's run must not execute code. The classes of the sections
+    `needed` must be known. Raises UserError if there is no run, or if its record can't be read.
     """
     path = buckets.folder_of_run(workdir) / "config.json"
     if not path.is_file():
@@ -262,11 +271,14 @@ def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = classes.SECTIO
 
 
 def check(record: Record, config, fingerprint: dict) -> None:
-    """Raises UserError where a resumed run changes what it may not: config, data or tokenizer."""
+    """Raises UserError if a resumed run has another config, data or tokenizer than recorded.
+
+    Keys that `MAY_CHANGE` lists may differ.
+    """
     workdir = record.workdir
     if record.is_converted:
         raise UserError(
-            f"{workdir} holds a converted checkpoint: begin another run from it, "
+            f"{workdir} holds a converted checkpoint: start another run from it, "
             f"with --config.init_from={workdir}"
         )
     if changed := configs.differences(record.config, config):
@@ -281,11 +293,11 @@ def check(record: Record, config, fingerprint: dict) -> None:
 
 
 def begin(config, task, workdir, files: Files | None = None) -> ConfigDict | None:
-    """Prepares the data, then records the run in `workdir`, which the caller holds.
+    """Prepares the data, and then records the run in `workdir`, which the caller must hold.
 
-    `files` are those of `RunSpec`; None: those that the config names. Returns the config of an
-    earlier record; None for a new run. Raises UserError where config or data differ from that
-    record in what may not change.
+    `files` are the files of `RunSpec`, by default those that the config names. Returns the config
+    that was recorded before, or None for a new run. Raises UserError if the config or the data
+    differ from the record in a way that a resumed run may not.
     """
     workdir = buckets.folder_of_run(workdir)
     fingerprint = plain(task.fingerprint())
@@ -293,28 +305,30 @@ def begin(config, task, workdir, files: Files | None = None) -> ConfigDict | Non
     earlier = find(workdir, files)
     if earlier:
         check(earlier, config, fingerprint)
-    task.rows()  # first: a fault in the data must leave no record behind
+    task.rows()  # before the record is written, so that an error in the data leaves none behind
     if not earlier:
         folder = workdir / "tokenizer"
         for leftover in folder.iterdir() if folder.is_dir() else ():
-            leftover.unlink()  # of a run that was killed before it was recorded
+            leftover.unlink()  # from a run that was killed before it was recorded
         _save_tokenizer(task, folder)
+    # config.json is written last, because a workdir that has it counts as a run.
     _write(config, fingerprint, workdir, files)
     return earlier.config if earlier else None
 
 
 def create(workdir, task, params) -> None:
-    """Writes a run at step 0 into an empty folder; `params` were trained elsewhere."""
+    """Writes a run at step 0 into an empty folder, with `params` that were trained elsewhere."""
     workdir = buckets.folder_of_run(workdir)
     _save_tokenizer(task, workdir / "tokenizer")
     with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
         checkpoints.save_params(params)
+    # The training data is unknown, which `Record.is_converted` recognizes by the empty list.
     fingerprint = {"train": [], "tokenizer": tokenizer_fingerprint(task)}
     _write(task.config, fingerprint, workdir, classes.in_config(task.config))
 
 
 def tokenizer_fingerprint(task):
-    """Returns the fingerprint of a task's tokenizer; None where the task has no tokenizer."""
+    """Returns the fingerprint of a task's tokenizer, or None if the task has no tokenizer."""
     return None if task.tokenizer is None else plain(task.tokenizer.fingerprint())
 
 
@@ -324,14 +338,14 @@ def _save_tokenizer(task, folder: pathlib.Path | buckets.Path) -> None:
 
 
 def plain(fingerprint):
-    """Returns a fingerprint as JSON gives it back: tuples are lists."""
+    """Returns a fingerprint as it is after a round trip through JSON, where tuples become lists."""
     return json.loads(json.dumps(fingerprint))
 
 
 def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path, files: Files) -> None:
     has_head = fine_tunes(config)
     config = config.to_dict()
-    config["data"]["rebuild"] = False  # holds for one start only
+    config["data"]["rebuild"] = False  # it is a request for this start only
     content = {
         "checkpoint_format": FORMAT,
         "config": config,
@@ -345,12 +359,12 @@ def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path, file
 
 
 def versions() -> dict[str, str]:
-    """Returns the installed version of each library that a result depends on."""
+    """Returns the installed versions of the libraries on which results depend."""
     return {name: metadata.version(name) for name in LIBRARIES}
 
 
 def _revision() -> str | None:
-    """Returns the git revision of the code; None outside a checkout."""
+    """Returns the git revision of the code, or None outside a checkout."""
     root = pathlib.Path(__file__).parents[2]
     if not (root / ".git").exists() or not shutil.which("git"):
         return None
@@ -359,7 +373,7 @@ def _revision() -> str | None:
 
 
 def metrics(folder) -> list[dict]:
-    """Returns the lines of a run's metrics.jsonl, without a last line that is still being written.
+    """Returns the lines of a run's metrics.jsonl, except for a line that is still being written.
 
     Raises UserError for a line that is not JSON.
     """
@@ -376,19 +390,19 @@ def metrics(folder) -> list[dict]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Beginning with another run: `config.init_from` gives parameters, tokenizer and, to a task that
-# takes it, the shape of the model.
+# Starting from another run: `config.init_from` gives the parameters, the tokenizer and, if the task
+# takes it, the model.
 
 
 def source(config) -> Record | None:
-    """Returns the record of the run that `config.init_from` names; None where it names none.
+    """Returns the record of the run that `config.init_from` names, or None if it names none.
 
-    Of several runs it is the one without a prefix, else the first. Those that the task names come
-    last. Raises UserError where that workdir holds no run, or where a run without a prefix is of
-    another model family. A task that takes the model of that run takes any family, and a model
-    takes those of its `begins_with`.
+    Of several runs, it is the one without a prefix, else the first; the runs that the task names
+    come last. Raises UserError if the workdir holds no run, or if a run without a prefix has a
+    model of another family. Any family is accepted if the task takes the model of that run, and the
+    families in `begins_with` of a model are accepted for that model.
     """
-    runs = (*beginnings(config.init_from), *_of_task(config))
+    runs = (*beginnings(config.init_from), *_task_runs(config))
     if not runs:
         return None
     main = next((run for run in runs if not run.prefix), runs[0])
@@ -405,7 +419,7 @@ def source(config) -> Record | None:
 
 
 def _others(config):
-    """Returns the other families that a run of this model may begin with, and their parts."""
+    """Returns {family: its parts} of the other families from which this model may start."""
     return configs.named_class("model", config.model.name).begins_with
 
 
@@ -413,23 +427,24 @@ def _task_class(config):
     return configs.named_class("task", config.task.name)
 
 
-def _of_task(config) -> tuple[Beginning, ...]:
-    """Returns the runs that keys of config.task name. The prefix of each is its key."""
+def _task_runs(config) -> tuple[Beginning, ...]:
+    """Returns the runs that keys of config.task name. The prefix of each run is its key."""
     keys = _task_class(config).other_runs
     return tuple(Beginning(key, config.task[key]) for key in keys if config.task[key])
 
 
 def _record(beginning: Beginning, config) -> Record:
     if not exists(beginning.run):
-        key = f"task.{beginning.prefix}" if beginning in _of_task(config) else configs.INIT_FROM
+        key = f"task.{beginning.prefix}" if beginning in _task_runs(config) else configs.INIT_FROM
         raise UserError(f"config.{key}={beginning.run}: no run here (no config.json)")
     return read(beginning.run, classes.in_config(config), needed=("model",))
 
 
 def origin(config, workdir) -> Origin | None:
-    """Returns the runs whose parameters the run in `workdir` begins with.
+    """Returns the runs from which the run in `workdir` takes its initial parameters.
 
-    None for a run that initializes its parameters, or continues from a checkpoint of its own.
+    Returns None for a run that initializes its parameters itself, or resumes from a checkpoint of
+    its own.
     """
     init_from = config.init_from if config.train.pretrained else None
     task = _task_class(config)
@@ -445,9 +460,9 @@ def origin(config, workdir) -> Origin | None:
             raise UserError(f"config.task.{key} is missing: the workdir of a run")
     if needs_run and not init_from:
         raise UserError("config.init_from is missing: the workdir of the run to train further")
-    source(config)  # raises for another family
+    source(config)  # to raise an error for another family
     parts = []
-    for beginning in (*beginnings(init_from), *_of_task(config)):
+    for beginning in (*beginnings(init_from), *_task_runs(config)):
         earlier = _record(beginning, config)
         own = [beginning]
         if isinstance(init_from, str) and not beginning.prefix:
@@ -458,7 +473,7 @@ def origin(config, workdir) -> Origin | None:
 
 
 def _check_adapted(config, workdir) -> None:
-    """Raises UserError where a run has adapters, but names no model that they adapt."""
+    """Raises UserError if a run has adapters but no earlier run whose model they adapt."""
     if config.lora.rank is not None and workdir is not None and not config.init_from:
         raise UserError(
             f"config.lora.rank={config.lora.rank}: adapters need a trained model; name its run, "
@@ -467,15 +482,16 @@ def _check_adapted(config, workdir) -> None:
 
 
 def with_other_models(config, recorded: Record | None, earlier: Record | None):
-    """Returns a config with the models of the runs that its task names.
+    """Returns a config with the models of the runs that keys of its task name.
 
-    `recorded` is the run that it continues; it knows these models. `earlier` gives the tokenizer.
-    Raises UserError where one of these runs has another tokenizer.
+    `recorded` is the run that is resumed, if any. Its record has these models, so the other runs
+    are not opened again. `earlier` is the run whose tokenizer is used. Raises UserError if one of
+    the other runs has another tokenizer.
     """
-    if not _of_task(config):
+    if not _task_runs(config):
         return config
     config = ConfigDict(config).copy_and_resolve_references()
-    for beginning in _of_task(config):
+    for beginning in _task_runs(config):
         key = f"{beginning.prefix}_model"
         if recorded:
             configs.set_key(config, f"task.{key}", recorded.config.task[key])
@@ -484,18 +500,18 @@ def with_other_models(config, recorded: Record | None, earlier: Record | None):
         if other.fingerprint["tokenizer"] != earlier.fingerprint["tokenizer"]:
             raise UserError(
                 f"config.task.{beginning.prefix}={beginning.run}: has another tokenizer than "
-                f"{earlier.workdir}, with whose parameters the run begins"
+                f"{earlier.workdir}, from whose parameters the run starts"
             )
         configs.set_key(config, f"task.{key}", tuple(other.config.model.items()))
     return config
 
 
 def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigDict:
-    """Returns a config with the model of an earlier run, for a task that takes it.
+    """Returns a config with the model of an earlier run, for tasks that take it from there.
 
-    `earlier` is the run that it continues, else the run that it begins with. The keys of
-    config.model that differ from their defaults, and `overrides`, change that model. Raises
-    UserError where a fine-tuning has no such run; other tasks then begin anew.
+    `earlier` is the run that is resumed, else the run in `config.init_from`. That model is changed
+    by `overrides`, and by the keys of config.model that differ from their defaults. Without an
+    earlier run, a fine-tuning task raises UserError, and other tasks use config.model as it is.
     """
     if earlier is None and fine_tunes(config):
         raise UserError(
@@ -516,14 +532,14 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
 
 
 def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:
-    """Returns the keys of a model's section that differ from the defaults of its class."""
+    """Returns the keys and values of a model's section that differ from its class's defaults."""
     defaults = configs.class_options(configs.named_class("model", model.name))
     values = configs.options(model).items()
     return [(f"model.{key}", value) for key, value in values if value != defaults[key][1]]
 
 
 def names_same_run(init_from: str | tuple | None, recorded: str | tuple | None) -> bool:
-    """Returns whether a config names the runs that its record names, or leaves them out."""
+    """Returns whether a config names the same runs as its record, or leaves them out."""
     if not recorded:
         return False
     return not init_from or _absolutes(init_from) == _absolutes(recorded)
@@ -543,11 +559,12 @@ def _absolute(folder: str):
 
 
 def labels(names: list[str], config, earlier: Record | None) -> list[str]:
-    """Returns the labels of a task, `names` in its training examples.
+    """Returns the labels of a task, whose training examples have the labels `names`.
 
-    They keep the order of the earlier run's head where that head has all of them.
+    If the head of the earlier run has all of them, its labels are taken in their order, so that its
+    outputs keep their meaning.
     """
     if earlier is None or earlier.config.task.name != config.task.name:
         return names
-    of_head = [str(label) for label in earlier.config.task.labels]
-    return of_head if set(names) <= set(of_head) else names
+    head_labels = [str(label) for label in earlier.config.task.labels]
+    return head_labels if set(names) <= set(head_labels) else names

@@ -25,24 +25,29 @@ def train(
     overrides: Overrides = (),
     hooks: Iterable[trainer.Hook | tuple[int, Callable]] = (),
 ) -> dict[str, float]:
-    """Trains the run that a config describes, or continues it from the newest checkpoint.
+    """Trains the run that a config describes, or resumes it from its newest checkpoint.
 
-    Returns the last evaluation, {"valid/loss": ..., ...} as plain floats. `config` is the path of a
-    config file, FILE.py or FILE.py:ARGUMENT, or a config, which stays as it is. `overrides` change
-    it as in `config.load`: {"train.num_steps": 300}. `profile` is the first and the last update to
-    trace. `hooks` are functions to call beside the updates: with hooks=[(100, function)],
-    function(trainer) is called after every 100th update and after the last, see `Trainer` in
-    training/trainer.py.
+    Args:
+      config: the path of a config file, FILE.py or FILE.py:ARGUMENT, or a config, which is not
+        modified.
+      workdir: the folder of the run, on a disk or in a bucket.
+      profile: the first and the last update to trace.
+      overrides: changes to the config as in `config.load`, for example {"train.num_steps": 300}.
+      hooks: functions to call between updates. With hooks=[(100, function)], function(trainer) is
+        called after every 100th update and after the last one; `Trainer` in training/trainer.py
+        lists what a hook can read.
 
-    Raises UserError for a fault in config, data or workdir, RunError where the run cannot continue,
-    Preempted after SIGTERM, Interrupted after Ctrl-C.
+    Returns the scores of the last evaluation, such as {"valid/loss": ...}, as plain floats. Raises
+    UserError for an error in the config, the data or the workdir, RunError if the run can't
+    continue, Preempted after SIGTERM, and Interrupted after Ctrl-C.
     """
     with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, overrides)
         config, workdir = run.config, run.workdir
         stop.grace = config.train.grace
         task = run.task()
-        # A program that does not fit this machine is refused before data is read or a file written.
+        # A config that does not fit this machine is refused here, before `begin` builds the data
+        # and writes the first file.
         program = Program.of(config, task)
         if run.origin:
             run.origin.match(config, program)
@@ -51,6 +56,7 @@ def train(
             hosts.agree(run.shared_keys() | spec.versions())
             recorded = None
             with hosts.first():
+                # Process 0 builds the data and writes the record; the others then find both.
                 if not hosts.index():
                     recorded = spec.begin(config, task, workdir, run.files)
                 elif not spec.exists(workdir):
@@ -73,5 +79,5 @@ def train(
 
 
 def _held(workdir):
-    """Process 0 holds the workdir for all."""
+    """Holds the workdir in process 0, on behalf of all processes."""
     return contextlib.nullcontext() if hosts.index() else lock.held(workdir)

@@ -1,1 +1,1 @@
-"""The trainer, its step, state, optimizer, checkpoints and reports. It knows no model."""
+"""The trainer with its step, state, optimizer, checkpoints and reports, which knows no model."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run, written and read with Orbax, and their digests."""
+"""The checkpoints of a run, which are written and read with Orbax and verified by digests."""
 
 import concurrent.futures
 import contextlib
@@ -34,18 +34,20 @@ FORMAT = 1
 
 
 class Checkpoints:
-    """The checkpoints of a run below `folder`.
+    """The checkpoints of a run in `folder`.
 
-    A checkpoint is the folder <step>/ with `params`, `rest` (all else of the state), `meta` (JSON)
-    and `digests.json`. Saves run in the background, and a checkpoint appears whole or not at all.
-    At the end of the context, the last save is complete. The newest `config.keep` checkpoints are
-    kept, and the best by `config.best_metric` of those that were evaluated.
+    A checkpoint is a folder <step>/ with the items `params`, `rest` (the rest of the state) and
+    `meta` (JSON), and with `digests.json`. Saves run in the background and are atomic: a checkpoint
+    appears complete or not at all. When the context ends, the last save is complete. Kept are the
+    newest `config.keep` checkpoints and, of those that were evaluated, the best one by
+    `config.best_metric`.
 
-    digests.json is written before the commit, and compared before anything is restored. Checkpoints
-    in a bucket have none, because a bucket checks its objects itself.
+    digests.json is written before the commit and verified before anything is restored, because
+    Orbax writes no checksums, so that a flipped bit in a compressed chunk could pass for a weight.
+    Checkpoints in a bucket have no digests, because the bucket verifies its objects itself.
 
-    Parameters that no update changes are written once, to frozen/<digest>/ beside `folder`. Their
-    digest is in the `meta` of each checkpoint.
+    Frozen parameters, which no update changes, are written once, to frozen/<digest>/ beside
+    `folder`. The `meta` of each checkpoint refers to them by their digest.
     """
 
     def __init__(
@@ -55,9 +57,9 @@ class Checkpoints:
         read_only: bool = False,
         is_frozen: Callable[[tuple[str, ...]], bool] | None = None,
     ):
-        """`config` is config.checkpoint; `is_frozen(path)` is for saving a run.
+        """`config` is config.checkpoint. Only a run that saves needs `is_frozen(path)`.
 
-        Raises UserError where there is no checkpoint to read.
+        Raises UserError if the checkpoints are `read_only` and there are none.
         """
         self.folder = buckets.path(folder).absolute()
         if read_only and not self.folder.is_dir():
@@ -68,7 +70,7 @@ class Checkpoints:
         self._best_metric = config.best_metric
         self._sign = -1 if config.best_mode == "min" else 1
         self._saving: int | None = None  # the step of the latest save
-        self._verified: set[int] = set()  # steps whose files equal their digests
+        self._verified: set[int] = set()  # steps whose files match their digests
         self._has_digests = isinstance(self.folder, pathlib.Path)
         if isinstance(self.folder, buckets.Path):
             assume_flat_buckets()
@@ -92,7 +94,7 @@ class Checkpoints:
         self._manager.close()
 
     def wait(self) -> None:
-        """Waits until the latest save is complete. Raises RunError where it failed."""
+        """Waits until the latest save is complete. Raises RunError if it failed."""
         with self._writing():
             self._manager.wait_until_finished()
 
@@ -100,10 +102,10 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state, totals: dict, scores: dict[str, float]) -> None:
-        """Starts to save the state under its step, once the save before is complete.
+        """Starts to save the state under its step, as soon as the previous save is complete.
 
-        `scores` are those of an evaluation at this step. Raises RunError where this save can't be
-        started, or where the one before failed.
+        `scores` are the results of an evaluation at this step, if there was one. Raises RunError if
+        this save can't be started, or if the previous one failed.
         """
         sums = {
             name: [value.item() for value in pair]
@@ -121,22 +123,22 @@ class Checkpoints:
         self._save(int(state.step), args, metrics=scores or None)
 
     def _write_frozen(self, params) -> None:
-        """Writes the frozen parameters, unless they are written."""
+        """Writes the frozen parameters, unless this run or an earlier start has written them."""
         if not params or self._frozen:
             return
         digest = digest_of_params(params)
-        with Checkpoints(self._folder_of(digest), self._config) as written:
+        with Checkpoints(self._frozen_folder(digest), self._config) as written:
             if not written.steps():
                 written.save_params(params)
         self._frozen = digest
 
-    def _folder_of(self, digest: str) -> pathlib.Path | buckets.Path:
+    def _frozen_folder(self, digest: str) -> pathlib.Path | buckets.Path:
         return self.folder.parent / "frozen" / digest
 
     def score(self, step: int, scores: dict[str, float]) -> None:
-        """Adds the scores of a checkpoint that was saved without an evaluation.
+        """Adds scores to a checkpoint that was saved without an evaluation.
 
-        Several processes may call it one after another; the first writes.
+        All processes may call it, one after another; only the first one writes.
         """
         path = self.folder / str(step) / SCORES
         if scores and not path.exists():
@@ -144,17 +146,19 @@ class Checkpoints:
         self._manager.reload()
 
     def save_params(self, params) -> None:
-        """Starts to save parameters without the rest of a state, as step 0.
+        """Starts to save parameters, without the rest of a state, as step 0.
 
-        A run can begin with them, but no run can resume here.
+        Another run can be initialized from such a checkpoint, but no run can resume from it.
         """
         args = ocp.args.Composite(params=ocp.args.PyTreeSave(params), meta=self._meta({}, {}))
         self._save(0, args)
 
     def _save(self, step, args, **scores):
+        # Waiting here, and before `_saving` changes, makes an error name the save that failed.
         self.wait()
         self._saving = step
         with self._writing():
+            # `force` skips Orbax's own decision about intervals, because the trainer has made it.
             self._manager.save(step, args=args, force=True, **scores)
 
     def _meta(self, totals, sums):
@@ -164,15 +168,16 @@ class Checkpoints:
 
     def _write_digests(self, write: Callable[[pathlib.Path], None]) -> None:
         if self._has_digests:
+            # Until the commit, the name of the folder has a suffix.
             write(next(self.folder.glob(f"{self._saving}.*")))
 
     @contextlib.contextmanager
     def _writing(self):
-        """Raises an error of the disk or bucket as a RunError of one line."""
+        """Turns an error of the disk or of the bucket into a RunError with a one-line message."""
         try:
             with without_warnings():
                 yield
-        # TensorStore raises ValueErrors, and the system OSErrors.
+        # TensorStore raises ValueError, and the operating system raises OSError.
         except (ValueError, OSError) as error:
             why = reason(error)
             if self._saving is None:
@@ -183,10 +188,10 @@ class Checkpoints:
             ) from None
 
     def restore(self, abstract_state, step: int):
-        """Restores a step, saved on any mesh, with the shardings of `abstract_state`.
+        """Restores a step with the shardings of `abstract_state`; it may come from another mesh.
 
-        Returns (state, totals). Sums of metrics that were not saved begin at zero. Raises RunError
-        where a file is damaged.
+        Returns (state, totals). Metrics that the checkpoint lacks start from zero, because a newer
+        version of a task may have added them. Raises RunError if a file is damaged.
         """
         rest = restored_as(abstract_state.rest())
         params, items = self._params(step, abstract_state.params, rest=rest)
@@ -195,33 +200,33 @@ class Checkpoints:
         return state, dict(items.meta["totals"])
 
     def restore_params(self, abstract_params, step: int):
-        """The parameters of a step, with the shapes and shardings of `abstract_params`."""
+        """Returns the parameters of a step, with the shapes and shardings of `abstract_params`."""
         return self._params(step, abstract_params)[0]
 
     def _params(self, step: int, abstract_params, **args):
-        """(the parameters of a step, frozen ones included; the items that `args` restore)."""
+        """Returns the parameters of a step, frozen ones included, and the items in `args`."""
         unchanged = {}
         if written := self._frozen_of(step):
             names = parameters.paths(written.abstract_params(0))
-            abstract_params, apart = parameters.split(abstract_params, names.__contains__)
-            unchanged = written.restore_params(apart, 0)
+            abstract_params, frozen = parameters.split(abstract_params, names.__contains__)
+            unchanged = written.restore_params(frozen, 0)
         params = restored_as(abstract_params)
         meta = ocp.args.JsonRestore()
         items = self._read(step, ocp.args.Composite(params=params, meta=meta, **args))
         return parameters.merged(items.params, unchanged), items
 
     def _frozen_of(self, step: int) -> "Checkpoints | None":
-        """The frozen parameters of a step, as a checkpoint 0; None where it has none."""
+        """Returns the checkpoints whose step 0 is the frozen parameters of `step`, or None."""
         meta = self._read(step, ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         if "frozen" not in meta:
             return None
-        folder = self._folder_of(meta["frozen"])
+        folder = self._frozen_folder(meta["frozen"])
         if not (folder / "0").is_dir():
             raise self._unreadable(step, f"{folder}: missing")
         return Checkpoints(folder, self._config, read_only=True)
 
     def abstract_params(self, step: int):
-        """The tree of the parameters of a step, with shapes and dtypes."""
+        """Returns the shapes and dtypes of the parameters of a step, as a tree."""
         self._verify(step)
         with without_warnings():
             folder = self.folder / str(step) / "params"
@@ -234,6 +239,7 @@ class Checkpoints:
         try:
             items = self._manager.restore(step, args=args)
             path = self.folder / str(step) / DIGESTS
+            # `meta` says whether there were digests, so that losing the file is damage, too.
             if items.meta.get("sealed") and not path.exists():
                 raise FileNotFoundError(f"{DIGESTS}: missing")
         # Orbax and TensorStore raise these for damaged files.
@@ -242,9 +248,9 @@ class Checkpoints:
         return items
 
     def _verify(self, step):
-        """Raises RunError where a file differs from its digest.
+        """Raises RunError if a file differs from its digest.
 
-        Old checkpoints without digests pass.
+        Checkpoints of earlier versions, which have no digests, pass.
         """
         folder = self.folder / str(step)
         if step in self._verified or not (folder / DIGESTS).exists():
@@ -259,7 +265,7 @@ class Checkpoints:
     def set_aside(self, step: int) -> None:
         """Renames a checkpoint that can't be read, so that its step can be saved again.
 
-        Several processes may call it one after another; the first renames.
+        All processes may call it, one after another; only the first one renames.
         """
         folder = self.folder / str(step)
         if folder.exists():
@@ -267,10 +273,10 @@ class Checkpoints:
         self._manager.reload()
 
     def pick(self, name: str | int) -> int:
-        """The step of the checkpoint "best", "latest", or of that number.
+        """Returns the step of a checkpoint, which `name` gives as "best", "latest" or a number.
 
-        "best" is the latest where no checkpoint has been evaluated. Raises UserError where there is
-        no such checkpoint.
+        "best" is the latest checkpoint if none has been evaluated. Raises UserError if there is no
+        such checkpoint.
         """
         steps = self.steps()
         if not steps:
@@ -278,7 +284,7 @@ class Checkpoints:
         if name == "latest":
             return steps[-1]
         if name == "best":
-            # Where no checkpoint has a score, Orbax's best is one without.
+            # If no checkpoint has a score, Orbax returns one without a score as the best.
             best = self._manager.best_step()
             if best is None or self._score(self._manager.metrics(best) or {}) == -math.inf:
                 return steps[-1]
@@ -291,14 +297,17 @@ class Checkpoints:
         return int(name)
 
     def _score(self, metrics) -> float:
-        """Higher is better. A score that is missing or not finite is the worst."""
+        """Returns the score of a checkpoint, negated if lower is better.
+
+        A score that is missing or not finite is the worst.
+        """
         value = metrics.get(self._best_metric)
         is_number = value is not None and math.isfinite(value)
         return self._sign * value if is_number else -math.inf
 
 
 def _restored_sums(saved: dict, abstract_metrics):
-    """The saved sums of metrics as global arrays; zeros for metrics that were not saved."""
+    """Returns the saved sums of metrics as global arrays; zeros for metrics that were not saved."""
     sums = {}
     for name, pair in abstract_metrics.items():
         values = saved.get(name, (0, 0))
@@ -310,36 +319,39 @@ def _restored_sums(saved: dict, abstract_metrics):
 
 
 # --------------------------------------------------------------------------------------------------
-# Digests of the files in a checkpoint, to find out whether a file has changed.
+# Digests of the files in a checkpoint, which reveal whether a file has changed.
 #
-# Each process computes those of the files that it has written. The compressed chunks that Orbax
-# writes have no checksum, and a flipped bit would pass for a weight.
+# The compressed chunks that Orbax writes have no checksums. Each process hashes the files that it
+# has written itself, so that no process has to read the whole checkpoint back.
 
 DIGESTS = "digests.json"  # {name: SHA-256} of the other files in its folder
-# One of several processes writes it for its files. Those are not in DIGESTS, but this file is.
+# Each of several processes writes such a file for its own files, and DIGESTS holds its digest
+# instead of theirs.
 _PART = "digests-{}.json"
-# Orbax writes the time of the commit into this file, and nothing is restored from it.
+# This file has no digest, because Orbax writes the time of the commit into it afterwards. Nothing
+# is restored from it.
 _STAMP = "_CHECKPOINT_METADATA"
 
 
 def write_part_of_digests(folder: pathlib.Path) -> None:
     """Writes the digests of the files that this process, one of several, has written.
 
-    Orbax gives each process a folder for its parts of the arrays. Later it merges these into one
-    database, which refers to their files and does not change them.
+    Orbax gives each process a folder for its shards of the arrays. Afterwards it merges the folders
+    into one database, which refers to their files without changing them, so that the digests stay
+    valid.
     """
     own = [
         name
         for part in folder.glob(f"*/ocdbt.process_{jax.process_index()}")
         for name in _files_below(folder, part)
     ]
-    # The folder of an item, such as params, has a suffix until all is merged.
+    # Until the merge, the folder of an item, such as params, has a suffix, which is removed here.
     final = [re.sub(r"^([^./]*)[^/]*", r"\1", name) for name in own]
     _save_digests(folder / _PART.format(jax.process_index()), zip(final, _digests_of(folder, own)))
 
 
 def write_digests(folder: pathlib.Path) -> None:
-    """Writes the digests of all files below `folder` that have none yet."""
+    """Writes the digests of all files below `folder` that do not have one yet."""
     parts = folder.glob(_PART.format("*"))
     written = {name for part in parts for name in json.loads(part.read_bytes())}
     names = [name for name in _files_below(folder, folder) if name not in {*written, _STAMP}]
@@ -347,7 +359,7 @@ def write_digests(folder: pathlib.Path) -> None:
 
 
 def _files_below(folder: pathlib.Path, below: pathlib.Path) -> list[str]:
-    """The files below a folder, relative to `folder`, in order."""
+    """Returns the sorted paths of the files below a folder, relative to `folder`."""
     return sorted(str(path.relative_to(folder)) for path in below.rglob("*") if path.is_file())
 
 
@@ -359,9 +371,10 @@ def _save_digests(path: pathlib.Path, digests: Iterable[tuple[str, str | None]])
 
 
 def damage(folder: pathlib.Path) -> str | None:
-    """Compares all files with their digests. Returns the first damage, or None.
+    """Compares all files with their digests, and returns a description of the first damage or None.
 
-    Every process must call it: each reads a part of the files, and all return damage if one does.
+    All processes must call it, because each one reads a part of the files. If one of them finds
+    damage, all of them return it.
     """
     reason = _damage_of_part(folder)
     if jax.process_count() > 1:
@@ -374,6 +387,7 @@ def damage(folder: pathlib.Path) -> str | None:
 def _damage_of_part(folder: pathlib.Path) -> str | None:
     try:
         digests = json.loads((folder / DIGESTS).read_bytes())
+        # The digests that other processes have written are verified before they are relied upon.
         parts = [name for name in digests if fnmatch.fnmatch(name, _PART.format("*"))]
         if reason := _mismatch(folder, digests, parts):
             return reason
@@ -394,7 +408,7 @@ def _mismatch(folder: pathlib.Path, digests: Mapping[str, str], names: Sequence[
 
 
 def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
-    """The SHA-256 of each named file in the folder; None for a missing file."""
+    """Returns the SHA-256 of each named file in the folder; None for a missing file."""
 
     def digest(name: str) -> str | None:
         with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
@@ -405,16 +419,16 @@ def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The options, handlers, log and paths with which `Checkpoints` uses Orbax.
+# Orbax as `Checkpoints` uses it: options, handlers, logging and paths.
 
-# The scores of a checkpoint that was evaluated after it was saved.
+# The file with the scores of a checkpoint that was evaluated only after it had been saved.
 SCORES = "scores.json"
-# Bytes. Smaller arrays are written by one device that has a copy.
+# Bytes. Smaller replicated arrays are written by a single device, see `handlers`.
 _MIN_SLICE = 2**20
 
 
 def reading(score: Callable[[dict], float]) -> ocp.CheckpointManagerOptions:
-    """Options of a manager that only reads. `score(metrics)` is higher for better checkpoints."""
+    """Returns the options of a manager that only reads. A higher `score(metrics)` is better."""
     return ocp.CheckpointManagerOptions(
         best_fn=score, read_only=True, create=False, save_interval_steps=0
     )
@@ -427,21 +441,24 @@ def writing(
     part_written: Callable[[], None],
     written: Callable[[], None],
 ) -> ocp.CheckpointManagerOptions:
-    """Options of a manager that keeps the newest `config.keep` checkpoints and the best one.
+    """Returns the options of a manager that keeps the newest checkpoints and the best one.
 
-    Process 0 calls `written` when all files of a checkpoint are written, before the folder gets its
-    name. Before that, each of several processes calls `part_written` when it has written its files.
+    Each of several processes calls `part_written` when it has written its files. When all files of
+    a checkpoint have been written, and before its folder gets its final name, process 0 calls
+    `written`.
     """
     sync = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(*, key: str, timeout_ms: int) -> None:
-        # Where a process has written its files, it waits for the others at this barrier.
+        # A process waits at this barrier for the others once its own files are complete. Orbax has
+        # no other hook at that point.
         if "async_write_complete" in key:
             part_written()
         sync(key=key, timeout_ms=timeout_ms)
 
     policies = [preservation_policy.LatestN(config.keep)]
     if config.best_metric:
+        # A checkpoint without a score is kept only as one of the newest.
         best = preservation_policy.BestN(
             get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False
         )
@@ -450,15 +467,16 @@ def writing(
         best_fn=score,
         preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
         create=True,
-        cleanup_tmp_directories=True,
+        cleanup_tmp_directories=True,  # a killed run leaves an unfinished checkpoint behind
         async_options=ocp.AsyncOptions(barrier_sync_fn=barrier, post_finalization_callback=written),
     )
 
 
 class Manager(ocp.CheckpointManager):
-    """Reads scores that were added later. Scores that can't be read count as missing.
+    """A manager that also reads scores that were added later.
 
-    Whether a checkpoint is damaged is decided when it is restored.
+    Scores that can't be read count as missing, because whether a checkpoint is damaged is decided
+    only when it is restored.
     """
 
     def metrics(self, step):
@@ -469,10 +487,10 @@ class Manager(ocp.CheckpointManager):
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
-    """Handlers of the items of a checkpoint. Orbax's global registries do not change.
+    """Returns the handlers of the items of a checkpoint, without changing Orbax's registries.
 
-    Several devices write parts of one array only if the array is large. To cut an array compiles a
-    program for its shape; on 8 devices this took most of the time of a small run.
+    Several replicas each write a slice of an array only if the array is large. Slicing compiles a
+    program for each shape, which on 8 devices took most of the time of a small run.
     """
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE)
     leaves = ocp.type_handlers.create_type_handler_registry(
@@ -487,7 +505,7 @@ def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
 
 @contextlib.contextmanager
 def without_warnings():
-    """In the context Orbax logs only errors, and no warnings about its options."""
+    """In the context, Orbax logs only errors, and no warnings, such as those about its options."""
     log = absl_logging.get_absl_logger()
     log.addFilter(_is_important)
     try:
@@ -501,17 +519,18 @@ def _is_important(record: logging.LogRecord) -> bool:
 
 
 def restored_as(abstract) -> ocp.args.PyTreeRestore:
-    """Arguments that restore a tree with the shapes, dtypes and shardings of `abstract`."""
+    """Returns arguments that restore a tree with the shapes, dtypes and shardings of `abstract`."""
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     return ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args)
 
 
 @functools.cache
 def assume_flat_buckets() -> None:
-    """Makes Orbax treat every bucket as one without hierarchical folders.
+    """Makes Orbax treat every bucket as one without a hierarchical namespace.
 
-    To find out, Orbax would import Google's client library, which is not installed, and it has no
-    option for this. `storage.buckets` lists and deletes the objects of both kinds of bucket.
+    Orbax would otherwise ask Google's client library, which is not installed, and it has no option
+    for this. The answer does not matter, because `storage.buckets` lists and deletes the objects of
+    both kinds of bucket.
     """
     from orbax.checkpoint._src.path import gcs_utils
 
@@ -519,10 +538,10 @@ def assume_flat_buckets() -> None:
 
 
 def reason(error) -> str:
-    """Returns the message of an error, in short.
+    """Returns a short message of an error.
 
-    TensorStore's messages contain long paths and notes. Their error code of the system has a short
-    message.
+    TensorStore's messages contain long paths and notes. If one contains an error code of the
+    operating system, the system's own message for this code is shorter.
     """
     if code := re.search(r"\[os_error_code='?(\d+)", str(error)):
         return os.strerror(int(code[1]))
@@ -531,14 +550,16 @@ def reason(error) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The digest of the parameters that no update changes. It names the folder to which a run writes
-# them once, apart from its checkpoints.
+# The digest of the frozen parameters, which names the folder to which a run writes them once, apart
+# from its checkpoints.
 
 
 def digest_of_params(params) -> str:
-    """Returns a digest of names, shapes and bits of parameters, equal on every mesh.
+    """Returns a digest of the names, shapes and bits of parameters, which is equal on every mesh.
 
-    Each device sums a hash of its own elements, and integer sums have no rounding.
+    Each device hashes its own elements, and the hashes are summed as integers. Integer sums have no
+    rounding, so that their order, and therefore the mesh, does not matter, and no parameter has to
+    be gathered.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     mesh = leaves[0][1].sharding.mesh
@@ -557,20 +578,21 @@ def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-    """Returns two sums (2,) uint32 of hashes of the elements and their places."""
+    """Returns two sums (2,) uint32 of hashes of the elements and their positions."""
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    place = sum(
+    # The flat index enters each hash, because a sum alone would not notice exchanged elements.
+    position = sum(
         jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         * jnp.uint32(math.prod(x.shape[axis + 1 :]) % 2**32)
         for axis in range(x.ndim)
     )
     # The multipliers are odd, so that each step is a bijection (as in MurmurHash3).
-    first = _mixed(bits.astype(jnp.uint32) ^ _mixed(place + jnp.uint32(1)))
+    first = _mixed(bits.astype(jnp.uint32) ^ _mixed(position + jnp.uint32(1)))
     return jnp.stack([first.sum(dtype=jnp.uint32), _mixed(first).sum(dtype=jnp.uint32)])
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Returns MurmurHash3's final mix of uint32 numbers."""
+    """Returns the finalizer of MurmurHash3 for uint32 numbers."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

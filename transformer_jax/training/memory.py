@@ -1,4 +1,4 @@
-"""Out of memory, in one line: where, the size of the request, the use, and remedies."""
+"""Out-of-memory errors as one line: what was being done, the sizes involved, and remedies."""
 
 import contextlib
 import errno
@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 from transformer_jax.config import RunError
 
 # --------------------------------------------------------------------------------------------------
-# Errors of a lack of memory, and the parts of the line about it.
+# Recognizing out-of-memory errors, and the parts of the line about them.
 #
-# The line is of one form for the memory of the host and of a device. XLA raises a JaxRuntimeError,
-# and numpy and Python raise a MemoryError.
+# The line has the same form whether the host or a device has run out of memory. XLA raises
+# JaxRuntimeError, while NumPy and Python raise MemoryError.
 
 _JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")  # the name depends on the release of jax
 _SIZE = re.compile(
@@ -29,18 +29,18 @@ _UNITS = "KMGTP"
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether the error, or its cause, is a lack of memory."""
+    """Returns whether an error, or its cause, says that memory has run out."""
     if error is None:
         return False
     text = str(error).lower()
     exhausted = "resource_exhausted" in text and ("memory" in text or "allocat" in text)
-    of_jax = type(error).__name__ in _JAX_ERRORS and (exhausted or "out of memory" in text)
-    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or of_jax or of_system or ran_out(error.__cause__)
+    from_jax = type(error).__name__ in _JAX_ERRORS and (exhausted or "out of memory" in text)
+    from_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or from_jax or from_system or ran_out(error.__cause__)
 
 
 def requested(error: BaseException) -> int | None:
-    """The bytes that the failed request asked for, if the error says so."""
+    """Returns the number of bytes that the failed request asked for, if the error says so."""
     match = _SIZE.search(str(error))
     if match is None:
         return requested(error.__cause__) if error.__cause__ else None
@@ -49,7 +49,7 @@ def requested(error: BaseException) -> int | None:
 
 
 def readable(size: float) -> str:
-    """A number of bytes with its unit, such as "2.0 KiB"."""
+    """Returns a number of bytes with its unit, such as "2.0 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
@@ -57,9 +57,9 @@ def readable(size: float) -> str:
 
 
 def host_memory() -> int | None:
-    """The most bytes that this process can have: those of the machine, or the container's limit.
+    """Returns the number of bytes that this process can use, or None if the system does not say.
 
-    Returns None where the system does not say.
+    It is the memory of the machine, or the limit of the container if that is smaller.
     """
     sizes = []
     with contextlib.suppress(OSError, ValueError):
@@ -75,7 +75,7 @@ def host_memory() -> int | None:
 
 
 def line(error: BaseException, activity: str, use: str, remedies: str) -> str:
-    """The message. `activity`, `use` and `remedies` may be empty."""
+    """Returns the line about an error. `activity`, `use` and `remedies` may be empty."""
     size = requested(error)
     request = f"{readable(size)} requested" if size else "the size of the request is not known"
     start = f"out of memory {activity}" if activity else "out of memory"
@@ -83,7 +83,7 @@ def line(error: BaseException, activity: str, use: str, remedies: str) -> str:
 
 
 def training_remedies(config: ConfigDict) -> str:
-    """The flags to try in training, in this order."""
+    """Returns a text with the flags to try in training, in order."""
     train = config.train
     flags = []
     accumulation = _next_accumulation(train)
@@ -100,7 +100,7 @@ def training_remedies(config: ConfigDict) -> str:
 
 
 def _next_accumulation(train: ConfigDict) -> int | None:
-    """The next number of microbatches into which the batches can be divided."""
+    """Returns the next larger number of microbatches that divides the batches, or None."""
     for number in range(train.accumulation + 1, train.batch + 1):
         if train.batch % number == 0 and train.first_batch % number == 0:
             return number
@@ -108,7 +108,7 @@ def _next_accumulation(train: ConfigDict) -> int | None:
 
 
 def decoding_remedies(config: ConfigDict) -> str:
-    """The flags to try in decoding, in this order."""
+    """Returns a text with the flags to try in decoding, in order."""
     decode = config.decode
     flags = [f"--config.decode.batch={max(decode.batch // 2, 1)} or less (now {decode.batch})"]
     if decode.beam > 1:
@@ -117,14 +117,15 @@ def decoding_remedies(config: ConfigDict) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The line about a training: the activity that ran out of memory, and the use of each device.
+# The line about training: the activity that ran out of memory, and the memory in use per device.
 
-# (part of a module's name, part of a function's name, activity). The first that fits counts.
+# (part of the name of a module, part of the name of a function, activity). The first match counts.
+# The names are those of functions on the call stack, so that renaming one changes this table.
 _ACTIVITIES = (
     ("training.checkpoint", "restore", "restoring a checkpoint"),
     ("training.checkpoint", "_read", "restoring a checkpoint"),
     ("training.checkpoint", "", "saving a checkpoint"),
-    ("training.state", "init", "initialising parameters and optimizer state"),
+    ("training.state", "init", "initializing parameters and optimizer state"),
     ("training.trainer", "_evaluat", "in an evaluation"),
     ("training.trainer", "__call__", "in an update"),
     ("training.memory", "_check_host", "before the start"),
@@ -135,7 +136,7 @@ _ACTIVITIES = (
 
 @contextlib.contextmanager
 def explained(task, program) -> Iterator[None]:
-    """Raises a lack of memory of a task's training in the context as a RunError of one line."""
+    """In the context, turns an out-of-memory error in training into a one-line RunError."""
     try:
         _check_host(program)
         yield
@@ -143,6 +144,7 @@ def explained(task, program) -> Iterator[None]:
         if isinstance(error, RunError) or not ran_out(error):
             raise
         activity = _activity(error)
+        # If the compilation itself ran out of memory, `_use` must not compile again.
         compiled = activity == "in an update" and "compil" not in str(error)
         use = _use(program, compiled)
         remedies = training_remedies(task.config)
@@ -150,9 +152,10 @@ def explained(task, program) -> Iterator[None]:
 
 
 def _check_host(program) -> None:
-    """Raises MemoryError where the devices are CPUs and the host can't hold their state.
+    """Raises MemoryError if the devices are CPUs and the host can't hold their state.
 
-    Linux would grant such memory, and kill the process when the process writes to it.
+    Linux overcommits memory: it would grant the request, and kill the process without a message
+    when the process writes to the memory.
     """
     device = program.mesh.devices.flat[0]
     available = host_memory()
@@ -164,9 +167,9 @@ def _check_host(program) -> None:
 
 
 def _activity(error: BaseException) -> str:
-    """The part of a training in which the error arose.
+    """Returns what the training was doing when the error was raised.
 
-    The innermost function of this package that stands in the table decides.
+    This is the entry of the table for the innermost function on the call stack that has one.
     """
     activity = "in training"
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -180,7 +183,7 @@ def _activity(error: BaseException) -> str:
 
 
 def _state(program) -> dict[str, int]:
-    """The bytes of the state on one device, by purpose."""
+    """Returns {purpose: bytes of the state on one device}."""
     return {
         "parameters": _bytes(program.state.params),
         "optimizer state": _bytes(program.state.opt_state),
@@ -195,9 +198,12 @@ def _bytes(tree) -> int:
 
 
 def _use(program, compiled: bool) -> str:
-    """The memory that the run uses on each device; with the activations if the step `compiled`."""
+    """Returns a text about the memory that the run needs on each device, and how much there is.
+
+    If the step `compiled`, it includes the activations.
+    """
     parts = _state(program)
-    # On an exhausted machine this may fail in any way, and the line does without it.
+    # On an exhausted machine this may fail in any way, and the line then does without it.
     with contextlib.suppress(Exception):
         if compiled:
             step = program.train_step.lower(program.state, program.batch).compile()
@@ -209,7 +215,7 @@ def _use(program, compiled: bool) -> str:
 
 
 def _available(device) -> str:
-    """The memory of the host or the device, in brackets; empty where it is not known."""
+    """Returns the memory of the host or device, in parentheses; empty if it is unknown."""
     with contextlib.suppress(Exception):
         if device.platform == "cpu":
             return f" (the host has {readable(host_memory())})"

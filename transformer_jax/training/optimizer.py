@@ -1,7 +1,8 @@
-"""The optimizer: optax chains by group of parameters, each with a schedule and weight decay.
+"""The optimizer: one optax chain per group of parameters, each with its schedule and weight decay.
 
-The layers of a model are stacked: each of their parameters is one array (layers, ...). What an
-optimizer takes over a whole parameter, such as a norm, is taken over each layer apart.
+The layers of a model are stacked, so that each of their parameters is one array (layers, ...). An
+optimizer that computes a norm or a factorization over a whole parameter, such as LAMB, Muon or
+Adafactor, therefore computes it for each layer separately, as if the layers were not stacked.
 """
 
 import math
@@ -19,17 +20,18 @@ from transformer_jax.config import UserError
 from transformer_jax.configuration import sections
 from transformer_jax.layers.parameters import Path, Traits, names, unsplit
 
-TraitsOf = Callable[[Any], Traits]  # by a parameter's key path in jax
-# The root mean square of an orthogonal update, that of AdamW's: both then suit one learning rate
-# (Liu et al. 2025, section 2.2).
+TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in jax
+# Orthogonal updates are scaled to the root mean square that updates of AdamW typically have, so
+# that the same learning rate suits both (Liu et al. 2025, section 2.2).
 _MUON_RMS = 0.2
 
 
 def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransformation:
-    """Returns the optimizer of all parameters, from a tree of their `Traits`.
+    """Returns the optimizer of all parameters.
 
-    The task gives the group of a parameter, and the depth of its layer. Raises UserError where a
-    group has no section in `config.optimizer.groups`, or a section no parameter.
+    `traits` is a tree with the `Traits` of each parameter. The task says to which group a parameter
+    belongs, and how deep its layer is. Raises UserError if a group has no section in
+    `config.optimizer.groups`, or if a section has no parameter.
     """
     by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
     by_group = sections.optimizer_sections(config)
@@ -39,12 +41,12 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
         return by_name[names(path)]
 
     def chain(section):
-        by_layer = []
+        layer_decay = []
         if section.layer_decay != 1:
             trained = {path: by_name[path] for path in by_name if task.group(path) is not None}
             below_top = _below_top(trained, task.depth)
-            by_layer = [_by_depth(section.layer_decay, below_top, traits_of)]
-        return _chain(section, num_steps, traits_of, by_layer)
+            layer_decay = [_scale_by_depth(section.layer_decay, below_top, traits_of)]
+        return _chain(section, num_steps, traits_of, layer_decay)
 
     transforms = {_label(name): chain(section) for name, section in by_group.items()}
     return optax.multi_transform(
@@ -54,7 +56,7 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
 
 
 def _label(group: str | None) -> str:
-    """Returns the name of a group in the optimizer's state."""
+    """Returns the name of a group in the optimizer's state, and so in checkpoints."""
     if group is None:
         return "frozen"
     return f"trained_{group}" if group else "trained"
@@ -75,23 +77,26 @@ def _check_groups(named: set[str | None], sections: set[str]) -> None:
 
 
 def _chain(
-    config, num_steps: int, traits_of: TraitsOf, by_layer: list[optax.GradientTransformation]
+    config, num_steps: int, traits_of: TraitsOf, layer_decay: list[optax.GradientTransformation]
 ) -> optax.GradientTransformation:
-    """Returns clipping, the optimizer's direction, weight decay, decay by layer and the rate.
+    """Returns the chain of a group: clipping, direction, weight decay, layer decay, learning rate.
 
-    Before update number `config.begin` they change neither the parameters nor their own state. The
-    schedule is that of the updates from there on.
+    Before update number `config.begin`, the chain changes neither the parameters nor its own state.
+    Its schedule covers the updates from there to the end of the run.
     """
     begin = sections.span(config.begin, num_steps)
     rate = schedule(config, num_steps - begin)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
     if config.weight_decay:
+        # After the direction: the decay is decoupled from the gradient's statistics (Loshchilov &
+        # Hutter 2019), and, before the learning rate, proportional to it.
         mask = map_paths(lambda path: traits_of(path).decays)
         chain.append(optax.add_decayed_weights(config.weight_decay, mask))
     if config.name == "lamb":
+        # After weight decay, because the trust ratio takes the norm of both together.
         chain.append(optax.stateless(lambda updates, params: _trust(updates, params, traits_of)))
-    chain += [*by_layer, optax.scale_by_learning_rate(rate)]
+    chain += [*layer_decay, optax.scale_by_learning_rate(rate)]
     if config.name == "schedule_free":
         chain = [schedule_free(optax.chain(*chain), rate, config.b1)]
     chain = optax.chain(*clip, *chain)
@@ -99,12 +104,12 @@ def _chain(
 
 
 def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation]:
-    """Returns what turns a gradient into the direction of the update.
+    """Returns the transformations from a gradient to the direction of the update.
 
-    adam: Kingma & Ba 2015; adamw: Loshchilov & Hutter 2019; lamb: You et al. 2020; adafactor:
-    Shazeer & Stern 2018; rmsprop: Tieleman & Hinton 2012; adagrad: Duchi et al. 2011; adadelta:
-    Zeiler 2012; lion: Chen et al. 2023; muon: Jordan et al. 2024; schedule_free: Defazio et al.
-    2024.
+    Sources: adam: Kingma & Ba 2015; adamw: Loshchilov & Hutter 2019; lamb: You et al. 2020;
+    adafactor: Shazeer & Stern 2018; rmsprop: Tieleman & Hinton 2012; adagrad: Duchi et al. 2011;
+    adadelta: Zeiler 2012; lion: Chen et al. 2023; muon: Jordan et al. 2024; schedule_free: Defazio
+    et al. 2024.
     """
     match config.name:
         case "adafactor":
@@ -122,7 +127,7 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
         case "muon":
             return [_muon(config, traits_of)]
         case "schedule_free":
-            # Adam without its mean of gradients: the average of the parameters takes its place.
+            # Adam without its first moment, because averaging the parameters takes its place.
             return [
                 optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
             ]
@@ -130,16 +135,19 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
 
 
 def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
-    """Returns Muon for matrices, one for each layer, and Adam for the other parameters."""
+    """Returns Muon for the matrices, each layer separately, and Adam for all other parameters."""
 
     def sides(path) -> optax.contrib.MuonDimensionNumbers:
+        """Returns the input and output axes; Muon batches over the axis of layers, in neither."""
         traits = traits_of(path)
-        between = traits.is_stack + traits.inputs
+        first_output = traits.is_stack + traits.inputs
         return optax.contrib.MuonDimensionNumbers(
-            tuple(range(traits.is_stack, between)), tuple(range(between, len(traits.axes)))
+            tuple(range(traits.is_stack, first_output)),
+            tuple(range(first_output, len(traits.axes))),
         )
 
     def scaled(path, update: Float[Array, "..."]) -> Float[Array, "..."]:
+        # An orthogonal matrix of m x n has the root mean square 1 / sqrt(max(m, n)).
         sizes = [math.prod(update.shape[axis] for axis in side) for side in sides(path)]
         return update * (_MUON_RMS * max(sizes) ** 0.5)
 
@@ -157,7 +165,7 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
 
 
 def _trust(updates, params, traits_of: TraitsOf):
-    """Gives each layer's update the norm of its parameters (You et al. 2020, algorithm 2)."""
+    """Scales each layer's update to the norm of its parameters (You et al. 2020, algorithm 2)."""
 
     def scaled(path, update, param):
         axes = tuple(range(traits_of(path).is_stack, param.ndim))
@@ -175,22 +183,22 @@ def _norm(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def _below_top(by_name: Mapping[Path, Traits], depth: Callable[[Path], int | None]):
-    """Returns {path: number of layers from a parameter's own to the top, with it}.
+    """Returns {path: the number of layers from a parameter's own layer, inclusive, to the top}.
 
-    Stacks count their layers themselves. Embeddings have one more than all layers, and the
-    parameters above the layers have 0.
+    It is one more than the number of layers for embeddings, and 0 for the parameters above the
+    layers. Entries of stacks are not used, because a stack knows its own layers.
     """
     depths = {path: None if leaf.is_stack else depth(path) for path, leaf in by_name.items()}
     stacks = [leaf.layers for leaf in by_name.values()]
-    top = 1 + max(*stacks, *(place for place in depths.values() if place is not None), 0)
-    return {path: 0 if place is None else top - place for path, place in depths.items()}
+    top = 1 + max(*stacks, *(number for number in depths.values() if number is not None), 0)
+    return {path: 0 if number is None else top - number for path, number in depths.items()}
 
 
-def _by_depth(decay: float, below_top: Mapping[Path, int], traits_of: TraitsOf):
-    """Scales the updates by depth, for a decay of the learning rate by layer.
+def _scale_by_depth(decay: float, below_top: Mapping[Path, int], traits_of: TraitsOf):
+    """Scales updates by the depth of their layer: layer-wise decay of the learning rate.
 
-    The factor of layer i of N, from 1 at the bottom, is decay^(N + 1 - i). Embeddings have
-    decay^(N + 1), and the parameters above the layers 1.
+    The factor of layer i of N, counted from 1 at the bottom, is decay^(N + 1 - i). The factor of
+    embeddings is decay^(N + 1), and that of the parameters above the layers is 1.
     """
 
     def scaled(path, update):
@@ -203,20 +211,21 @@ def _by_depth(decay: float, below_top: Mapping[Path, int], traits_of: TraitsOf):
 
 
 def map_paths(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function of params: the tree of choose(path) for the path of each parameter."""
+    """Returns a function from params to a tree with choose(path) for each parameter's key path."""
     return lambda params: tree_map_with_path(lambda path, _: choose(path), params)
 
 
 def schedule(config, num_steps: int) -> optax.Schedule:
-    """Returns the learning rate by applied update, from 0: a linear warm-up, then a course.
+    """Returns the learning rate by applied update, from 0: a linear warm-up, then the schedule.
 
-    inverse_sqrt is peak * sqrt(warmup / s) at update s, from 1. With peak =
-    (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. truncated_inverse_sqrt has the
-    peak from the first update on (Raffel et al. 2020, section 3.1.2). linear, cosine and polynomial
-    fall to `final_fraction` of the peak and stay there; so does warmup_stable_decay (Hu et al.
-    2024, section 4) in its last `cooldown_steps`. They reach it at the update after the last of
-    `decay_steps`, by default the length of the run. slanted_triangular rises from peak / ratio in
-    the warm-up, and falls to it likewise (Howard & Ruder 2018, section 3.2).
+    inverse_sqrt is peak * sqrt(warmup / s) at update s, counted from 1. With
+    peak = (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. truncated_inverse_sqrt
+    has the peak from the first update on (Raffel et al. 2020, section 3.1.2). linear, cosine and
+    polynomial fall to `final_fraction` of the peak and then stay there; warmup_stable_decay (Hu et
+    al. 2024, section 4) does so in its last `cooldown_steps`. They reach that value at the update
+    after the last of `decay_steps`, which is by default the length of the run. slanted_triangular
+    rises from peak / ratio to the peak during the warm-up, and then falls back to peak / ratio
+    (Howard & Ruder 2018, section 3.2).
     """
     warmup_steps = sections.span(config.warmup_steps, num_steps)
     peak = config.learning_rate
@@ -225,7 +234,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     num_steps = sections.span(config.decay_steps or 0, num_steps) or num_steps
 
     def progress(step, first):
-        """The part of the updates from `first` to the end that lies before `step`."""
+        """Returns the fraction of the updates from `first` to the end that lies before `step`."""
         return jnp.clip((step - 1 - first) / max(num_steps - first, 1), 0, 1)
 
     def after(step):
@@ -249,7 +258,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
         return (1 + jnp.minimum(rising, falling) * (config.ratio - 1)) / config.ratio
 
     def rate(count):
-        # Updates are numbered from 1, so that the first one has no rate of 0.
+        # Counting updates from 1 gives the first one a rate above 0 even during a warm-up.
         step = count + 1
         if config.schedule == "slanted_triangular":
             return peak * slanted(step)
@@ -261,35 +270,37 @@ def schedule(config, num_steps: int) -> optax.Schedule:
 
 
 # --------------------------------------------------------------------------------------------------
-# Schedule-free training (Defazio et al. 2024): the mean of the parameters replaces a schedule.
+# Schedule-free training (Defazio et al. 2024), in which an average of the parameters replaces the
+# decay of the learning rate.
 #
-# The parameters of a run are the averaged ones, x of the paper, so that evaluations, checkpoints
-# and all that opens a run see them. Gradients are taken at y, a point between x and z, the
-# parameters that the optimizer below moves.
+# The parameters in the state are the averaged ones, x in the paper, so that evaluations,
+# checkpoints and everything that opens a run use them. The base optimizer moves z, which is part of
+# the optimizer's state, and gradients are taken at y, a point between x and z.
 
 
 def schedule_free(
     base: optax.GradientTransformation, rate: optax.Schedule, b1: float
 ) -> optax.GradientTransformation:
-    """Returns `base` with averaged parameters. Its gradients are those at `gradient_point`.
+    """Returns `base` with averaged parameters; it expects gradients at `gradient_point`.
 
-    optax's own transformation is of y; this one is of x.
+    The parameters of optax's own transformation are y. Those of this one are x, so its updates are
+    differences of x.
     """
-    # optax counts from 1.
-    of_y = optax.contrib.schedule_free(base, lambda count: rate(count - 1), b1)
+    # optax calls this schedule with counts from 1.
+    transform_y = optax.contrib.schedule_free(base, lambda count: rate(count - 1), b1)
 
     def update(grads, state: ScheduleFreeState, x):
         y = _between(x, state)
-        change, after = of_y.update(grads, state, y)
+        change, after = transform_y.update(grads, state, y)
         y = optax.apply_updates(y, change)
         new = optax.contrib.schedule_free_eval_params(after, y)
         return jax.tree.map(lambda new, old: new - old, new, x), after
 
-    return optax.GradientTransformation(of_y.init, update)
+    return optax.GradientTransformation(transform_y.init, update)
 
 
 def gradient_point(params, opt_state: optax.OptState):
-    """Returns the parameters at which gradients are taken: `params` of other optimizers."""
+    """Returns the parameters at which gradients are taken: `params`, unless schedule-free."""
     states = jax.tree.leaves(opt_state, is_leaf=_is_averaging)
     for state in filter(_is_averaging, states):
         params = _between(params, state)
@@ -301,34 +312,38 @@ def _is_averaging(node) -> bool:
 
 
 def _between(x, state: ScheduleFreeState):
-    """Returns y = (1 - b1) z + b1 x of the parameters that the state has; the others stay."""
+    """Returns y = (1 - b1) z + b1 x for the parameters in the state, and x for all others."""
 
     def mixed(z, x):
-        is_other = isinstance(z, optax.MaskedNode)  # a parameter of another group
+        is_other = isinstance(z, optax.MaskedNode)  # the parameter belongs to another group
         return x if is_other else (1 - state.b1) * z + state.b1 * x
 
     return jax.tree.map(mixed, state.z, x, is_leaf=lambda z: isinstance(z, optax.MaskedNode))
 
 
 # --------------------------------------------------------------------------------------------------
-# Adafactor (Shazeer & Stern 2018): mean squares of the rows and the columns of each matrix.
+# Adafactor (Shazeer & Stern 2018), which factors the second moments of a matrix into its rows and
+# columns.
 #
-# It is optax.adafactor with two differences. The layers of a stack are matrices of their own, and a
-# kernel of more than two axes is the matrix from its inputs to its outputs.
+# It differs from optax.adafactor in two ways: each layer of a stack is a matrix of its own, and a
+# kernel with more than two axes is one matrix from its inputs to its outputs. optax would instead
+# factor the two largest axes, whatever they mean.
 
-_LEAST = 128  # rows and columns of a matrix whose mean square is factored
-_EPSILON = 1e-30  # epsilon 1 of the paper, added to the squares
-_THRESHOLD = 1.0  # largest root mean square of an update
-_LEAST_SCALE = 1e-3  # epsilon 2 of the paper, the least scale of a parameter
+_LEAST = 128  # the fewest rows and columns with which a matrix is factored, as in optax
+_EPSILON = 1e-30  # epsilon 1 of the paper, added to the squared gradients
+_THRESHOLD = 1.0  # d of the paper, the largest root mean square of an update
+_LEAST_SCALE = 1e-3  # epsilon 2 of the paper, the smallest scale of a parameter
 
 
 class FactoredState(NamedTuple):
-    """The mean squares of gradients.
+    """The running means of squared gradients.
 
     Attributes:
-      count: the updates so far.
-      rows: of a matrix the means over its columns, which have size 1; else the mean squares.
-      columns: of a matrix the means over its rows, likewise; else nothing.
+      count: the number of updates so far.
+      rows: for a factored matrix, the means over its columns, whose axes have size 1; for other
+        parameters, the mean squares of all elements.
+      columns: for a factored matrix, the means over its rows, whose axes have size 1; for other
+        parameters, no array.
     """
 
     count: jax.Array
@@ -339,9 +354,7 @@ class FactoredState(NamedTuple):
 def adafactor_direction(
     decay_exponent: float, traits_of: TraitsOf
 ) -> list[optax.GradientTransformation]:
-    """Returns algorithms 4 and 5 of the paper: scaling by mean squares, clipping, and the scale of
-    the parameter.
-    """
+    """Returns algorithms 4 and 5 of the paper: factored scaling, clipping and relative steps."""
 
     def clipped(path, update):
         return update / jnp.maximum(1.0, _rms(update, traits_of(path)) / _THRESHOLD)
@@ -350,19 +363,21 @@ def adafactor_direction(
         return update * jnp.maximum(_rms(param, traits_of(path)), _LEAST_SCALE)
 
     return [
-        _by_factors(decay_exponent, traits_of),
+        _scale_by_factored_rms(decay_exponent, traits_of),
         optax.stateless(lambda updates, _: tree_map_with_path(clipped, updates)),
         optax.stateless(lambda updates, params: tree_map_with_path(scaled, updates, params)),
     ]
 
 
 def _rms(x: Float[Array, "..."], traits: Traits) -> Float[Array, "..."]:
-    """Returns the root mean square of each layer, with size 1 in place of the other axes."""
+    """Returns the root mean square of each layer, with all other axes reduced to size 1."""
     axes = tuple(range(traits.is_stack, x.ndim))
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
 
 
-def _by_factors(decay_exponent: float, traits_of: TraitsOf) -> optax.GradientTransformation:
+def _scale_by_factored_rms(
+    decay_exponent: float, traits_of: TraitsOf
+) -> optax.GradientTransformation:
     def zeros(path, param):
         _, outputs = _sides(param, traits_of(path))
         return jnp.zeros_like(jnp.sum(param, axis=outputs, keepdims=True))
@@ -399,6 +414,7 @@ def _by_factors(decay_exponent: float, traits_of: TraitsOf) -> optax.GradientTra
             inputs, _ = _sides(grad, traits_of(path))
             if not inputs:
                 return grad * jax.lax.rsqrt(row)
+            # The factored second moment is row * column / mean(row) (algorithm 4).
             relative = row / row.mean(axis=inputs, keepdims=True)
             return grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(column)
 
@@ -411,12 +427,10 @@ def _by_factors(decay_exponent: float, traits_of: TraitsOf) -> optax.GradientTra
 
 
 def _sides(x: Float[Array, "..."], traits: Traits) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the axes of a matrix's rows and those of its columns; none where it isn't factored.
-
-    An embedding is a matrix, too.
-    """
+    """Returns the row axes and the column axes of a matrix, or ((), ()) if it is not factored."""
     first = int(traits.is_stack)
-    between = first + max(traits.inputs, 1)
-    sides = tuple(range(first, between)), tuple(range(between, x.ndim))
+    # An embedding declares no input axes, but it is a matrix, too: its rows are the tokens.
+    first_column = first + max(traits.inputs, 1)
+    sides = tuple(range(first, first_column)), tuple(range(first_column, x.ndim))
     least = min(math.prod(x.shape[axis] for axis in side) for side in sides)
     return sides if least >= _LEAST else ((), ())

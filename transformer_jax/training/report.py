@@ -1,4 +1,4 @@
-"""The output of a run: the progress line, metrics.jsonl, TensorBoard and the curves."""
+"""The output of a run: the progress line, metrics.jsonl, TensorBoard files and curves.png."""
 
 import contextlib
 import json
@@ -16,17 +16,18 @@ from transformer_jax.pictures.progress import Bar, console, say
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Mirror, appearing, write_whole
 
-_SECONDS_BETWEEN_CURVES = 60
-_SECONDS_BETWEEN_SENDS = 60  # to a bucket
+_SECONDS_BETWEEN_CURVES = 60  # between two drawings of curves.png
+_SECONDS_BETWEEN_SENDS = 60  # between two copies to a bucket
 
 
 class Reporter:
-    """Writes the measurements of a run; only process 0 writes.
+    """Writes the measurements of a run, in process 0 only.
 
-    A run that was cut off may have recorded steps beyond `start`. Their lines are dropped.
+    A run that was killed may have recorded steps after its last checkpoint, at `start`. Their lines
+    are removed, because these steps will be done again.
 
     Attributes:
-      folder: where the files are written, a local folder; None on other processes than 0.
+      folder: the local folder to which the files are written; None in processes other than 0.
       evaluations: the recorded evaluations up to `start`, each {name: score}.
       evaluated: the evaluation recorded at `start`; empty if there is none.
     """
@@ -51,6 +52,7 @@ class Reporter:
             if not any(key.startswith(("train/", "hook/")) for key in line):
                 self.evaluations.append({k: v for k, v in line.items() if k != "step"})
                 self.evaluated = self.evaluations[-1] if line["step"] == start else {}
+        # TensorBoard hides the recorded events of steps that this run will do again.
         self._tensorboard = tensorboardX.SummaryWriter(
             str(self.folder / "tensorboard"), purge_step=start + 1
         )
@@ -66,7 +68,7 @@ class Reporter:
         if not self.active:
             return
         self._bar.__exit__(*error)
-        # An error of the run itself is more important than one in here.
+        # An error of the run itself is more important than an error in writing its last metrics.
         ignored = contextlib.suppress(RunError) if error[0] else contextlib.nullcontext()
         with ignored, self._writing():
             self._lines.close()
@@ -76,10 +78,10 @@ class Reporter:
         self._mirror.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes one line of metrics.jsonl, and the finite values to TensorBoard too."""
+        """Writes a line to metrics.jsonl, and the finite values to TensorBoard."""
         if not self.active:
             return
-        # JSON has no NaN.
+        # JSON has neither NaN nor infinity.
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._writing():
             print(json.dumps({"step": step, **line}), file=self._lines, flush=True)
@@ -90,7 +92,7 @@ class Reporter:
             self.send()
 
     def send(self) -> None:
-        """Copies the files to the workdir, where that is in a bucket."""
+        """Copies the files to the workdir if it is in a bucket."""
         if self.active and self.folder is not self.workdir:
             with self._writing():
                 self._tensorboard.flush()
@@ -98,12 +100,12 @@ class Reporter:
             self._sent = time.monotonic()
 
     def step(self) -> None:
-        """Moves the bar by one update."""
+        """Advances the progress bar by one update."""
         if self.active:
             self._bar.advance()
 
     def progress(self, step: int, values: dict[str, float]) -> None:
-        """Shows the progress line: beside the bar on a terminal, as a line of text elsewhere."""
+        """Shows the measurements: beside the bar in a terminal, elsewhere as a line of text."""
         if not self.active:
             return
         note = _note(values)
@@ -113,9 +115,9 @@ class Reporter:
             say(f"step {step:,}/{self.num_steps:,}  {note}  {self._bar.left()} left")
 
     def evaluation(self, step: int, values: dict[str, float]) -> None:
-        """Writes and shows an evaluation.
+        """Writes and shows the scores of an evaluation.
 
-        Draws the curves if the last drawing is old. They are always drawn at the end of the run.
+        Draws the curves if the last drawing is old. They are drawn once more at the end of the run.
         """
         self.write(step, values)
         if not self.active:
@@ -133,7 +135,7 @@ class Reporter:
 
 
 def _note(values: dict[str, float]) -> str:
-    """The measurements of the progress line."""
+    """Returns the text of the progress line."""
     speed = ""
     if math.isfinite(values["train/mfu"]):
         speed = (
@@ -147,7 +149,7 @@ def _note(values: dict[str, float]) -> str:
 
 
 def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
-    """Draws curves.png from the metrics.jsonl in `folder`, with the run's name as title.
+    """Draws curves.png from metrics.jsonl in `folder`, with the name of the run as the title.
 
     Returns the path of the picture.
     """
@@ -160,14 +162,14 @@ def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
 
 
 def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
-    """Drops the lines of steps beyond `start` from the metrics file.
+    """Removes the lines of steps after `start` from the metrics file.
 
-    Returns the file, open for appending, and the remaining lines, parsed.
+    Returns the file, opened for appending, and the remaining lines, parsed.
     """
     recorded = []
     if path.exists():
         for line in path.read_text(errors="replace").splitlines(keepends=True):
-            # The last line of a killed run may be incomplete.
+            # The last line that a killed run has written may be incomplete.
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
                     recorded.append(values)

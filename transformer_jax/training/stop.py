@@ -1,6 +1,7 @@
-"""How a run ends before its last update: on SIGTERM and Ctrl-C, or because it hangs.
+"""Early ends of a run: stopping on SIGTERM and Ctrl-C, and a watchdog for runs that hang.
 
-After a signal the run stops where its state can be saved, on all hosts at the same update.
+After a signal, the run stops at a point where its state can be saved, on all hosts at the same
+update.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from transformer_jax.config import Interrupted, Preempted
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 
-# Seconds. SIGINTs this close are one Ctrl-C, which a terminal and a script may both send.
+# Seconds. SIGINTs within this time count as one Ctrl-C, because a terminal and a script that runs
+# the program may both send one.
 ECHO = 1.0
 CODES = {signal.SIGTERM: Preempted.code, signal.SIGINT: Interrupted.code}
 _ERRORS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
@@ -24,29 +26,30 @@ _OUTSIDE = "stopped outside of its updates; run the same command again"
 
 
 class Abandoned(Exception):
-    """Work whose result is not needed was given up, because the run has to stop."""
+    """Work was abandoned because the run has to stop, and its result is no longer needed."""
 
 
 class Stop:
     """In the context, SIGTERM and SIGINT stop the run. A second Ctrl-C ends it at once.
 
-    Before `begin`, there is nothing to save. A signal raises Preempted or Interrupted in the main
-    thread. If that thread hangs for `grace` seconds, the process shows its stacks and exits. On
-    several hosts all processes exit.
+    Before `begin` has been called, there is nothing to save, so a signal raises Preempted or
+    Interrupted in the main thread. If that thread hangs for `grace` seconds, the process prints its
+    stacks and exits. On several hosts, all processes exit.
 
-    From `begin` on, a signal is a request to stop at the next point. The loop calls `due` at each
-    point: before and after an update, after each step of an evaluation, and after an evaluation. On
-    several hosts each program of a task's evaluation is a point, too. All processes reach the same
-    points, and stop at the same one.
+    After `begin`, a signal is a request to stop at the next point. The training loop calls `due` at
+    each point: before and after an update, after each step of an evaluation, and after an
+    evaluation. On several hosts, each program of a task's evaluation is a point, too. All processes
+    reach the same points, and stop at the same one.
 
-    A thread receives the signals, because the main thread may hang in a call that runs no Python
-    handler. Outside the main thread the context receives no signals.
+    A separate thread receives the signals, because Python runs signal handlers only in the main
+    thread, and only between its own instructions: a main thread that hangs in a call to XLA would
+    never see them. If the context is entered outside of the main thread, it receives no signals.
 
     Attributes:
-      grace: seconds for which the main thread may hang.
-      requested: whether a signal has come.
-      reached: whether `due` has been true.
-      on_request: called when a signal comes, by another thread.
+      grace: the number of seconds for which the main thread may hang.
+      requested: whether a signal has been received.
+      reached: whether `due` has returned True.
+      on_request: a function that another thread calls when a signal is received.
     """
 
     def __init__(self, grace: float = 60.0):
@@ -55,9 +58,9 @@ class Stop:
         self.on_request: Callable[[], None] = _nothing
         self.grace = grace
         self._point = hosts.stop_point()
-        self._has_begun = False
-        self._abandons = False  # whether the main thread does work that may be given up
-        self._signal: int | None = None  # on several hosts, the one that they have agreed on
+        self._has_state = False  # whether `begin` has been called
+        self._abandons = False  # whether the main thread is doing work that may be abandoned
+        self._signal: int | None = None  # on several hosts, the signal that they have agreed on
         self._first_interrupt: float | None = None
 
     def __enter__(self):
@@ -71,26 +74,27 @@ class Stop:
             raise self.error(_OUTSIDE)
 
     def begin(self) -> None:
-        """From here on there is something to save."""
-        if not self._has_begun and self._point:
+        """Call as soon as there is a state to save."""
+        if not self._has_state and self._point:
             self._point.on_agreed(self._agreed)
             self._open.callback(self._point.on_agreed, None)
-        self._has_begun = True
+        self._has_state = True
 
     def due(self) -> bool:
-        """Whether the run stops at this point; `reached` keeps the answer."""
+        """Returns whether the run stops at this point. `reached` keeps the answer."""
         self.reached = self._point.reached() if self._point else self._signal is not None
         return self.reached
 
     def error(self, line: str) -> BaseException:
-        """The exception that ends the run."""
+        """Returns the exception that ends the run."""
         return _ERRORS[self._signal](line)
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raises Abandoned in the context, as soon as the run has to stop at the next point.
+        """Raises Abandoned in the context as soon as the run has to stop at the next point.
 
-        The context has no collectives, see `evaluating`.
+        The context must not contain collectives, because the other processes would wait in them
+        forever; `evaluating` is for work that does.
         """
         self._abandons = True
         try:
@@ -100,7 +104,7 @@ class Stop:
             self._abandons = False
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """As `abandoning`. Several processes raise Abandoned between the same two programs."""
+        """Like `abandoning`, but all processes raise Abandoned between the same two programs."""
         if not self._point:
             return self.abandoning()
         return hosts.stopping_between_programs(self._abandon_if_due)
@@ -116,15 +120,15 @@ class Stop:
             raise Abandoned
 
     def _handle(self, number, _):
-        """Runs in the main thread, where exceptions have to be raised."""
+        """Handles a signal in the main thread, the only one where exceptions end the run's work."""
         if not self._point:
             self._signal = self._signal or number
-            if not self._has_begun:
+            if not self._has_state:
                 raise self.error(_OUTSIDE)
         self._abandon()
 
     def _receive(self, number):
-        """Runs in the thread that receives the signals."""
+        """Handles a signal in the thread that receives them."""
         if number == signal.SIGINT:
             now = time.monotonic()
             self._first_interrupt = self._first_interrupt or now
@@ -133,7 +137,7 @@ class Stop:
                 os._exit(CODES[number])
         if self.requested:
             return
-        if not self._has_begun:
+        if not self._has_state:
             self.requested = True
             self._leave(number)
             return
@@ -149,7 +153,7 @@ class Stop:
         )
 
     def _leave(self, number):
-        """Ends the run before `begin`, where there is nothing to save."""
+        """Ends a run that has nothing to save, because `begin` has not been called."""
         if self._point:
             print(_OUTSIDE, file=sys.stderr, flush=True)
             hosts.failed(_OUTSIDE, CODES[number])
@@ -159,17 +163,18 @@ class Stop:
         self._open.callback(timer.cancel)
 
     def _exit(self, code):
-        """The main thread hangs, unless it reached `begin` just as the signal came."""
-        if not self._has_begun:
+        """Exits the process if the main thread has not even reached `begin` within `grace`."""
+        if not self._has_state:
             faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr)
             print(_OUTSIDE, file=sys.stderr, flush=True)
             os._exit(code)
 
     def _agreed(self, number):
-        """Runs in the thread that watches the other hosts, once all have agreed on a signal."""
+        """Handles the signal on which all hosts have agreed, in the thread that watches them."""
         self._signal = number
         self._request()
         if self._abandons:
+            # The signal makes Python run `_handle` in the main thread, which raises Abandoned.
             signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
 
     def _request(self):
@@ -179,16 +184,20 @@ class Stop:
 
 @contextlib.contextmanager
 def _signals(handle: Callable, receive: Callable[[int], None]) -> Iterator[None]:
-    """Calls `handle` in the main thread, and `receive` in another, even if the main one hangs."""
+    """Calls `handle` in the main thread, and `receive` in another one even if the main one hangs.
+
+    The interpreter's C handler writes the number of each signal to a pipe at once (set_wakeup_fd),
+    whatever the main thread is doing, and a thread reads it from there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     read, write = os.pipe()
-    os.set_blocking(write, False)
+    os.set_blocking(write, False)  # as set_wakeup_fd requires
     thread = threading.Thread(target=_listen, args=(read, receive), daemon=True)
     thread.start()
     wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    # A background job of a shell ignores Ctrl-C, and must continue to do so.
+    # A shell makes background jobs ignore Ctrl-C, and they must continue to do so.
     numbers = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, handle) for number in numbers}
     try:
@@ -197,7 +206,7 @@ def _signals(handle: Callable, receive: Callable[[int], None]) -> Iterator[None]
         for number, handler in earlier.items():
             signal.signal(number, handler or signal.SIG_DFL)
         signal.set_wakeup_fd(wakeup)
-        os.close(write)
+        os.close(write)  # ends the thread, whose next read returns nothing
         thread.join()
         os.close(read)
 
@@ -212,29 +221,29 @@ def _nothing() -> None:
     pass
 
 
-# ------------------------------------------------------------------------------ hanging
+# ----------------------------------------------------------------------------- the hang watchdog
 
-# Seconds without an update or evaluation step. It is longer than most steps, and short compared
-# with the time that a run wastes when it hangs.
+# Seconds without an update or an evaluation step. This is longer than most steps, and short
+# compared with the time that a hanging run would waste.
 SILENCE = 600
 
 
 class Watchdog:
-    """In the context, shows the stacks of all threads on stderr when no step ends for a long time.
+    """Hang watchdog: prints the stacks of all threads if no step ends for SILENCE seconds.
 
-    The limit is SILENCE seconds. A single host then continues, because it may only be slow. One of
-    several hosts exits with 1, because it may wait for another host for ever. The limit does not
-    hold before the first step. After a request to stop, the process exits with 1 when no step ends
-    for `grace` seconds.
+    A run on a single host then continues, because it may merely be slow. A process of a run on
+    several hosts exits with 1, because it might wait for another host forever. There is no limit
+    before the first step. After a request to stop, the process exits with 1 if no step ends within
+    `grace` seconds.
 
-    The timer is faulthandler's, whose thread does not run Python code. A collective that waits for
-    a dead process, or a disk that does not answer, may block all Python threads.
+    The timer is the one of faulthandler, whose thread is written in C: a collective that waits for
+    a dead process, or a disk that does not respond, may block all Python threads.
     """
 
     def __init__(self, stop: Stop, grace: float):
         self._stop = stop
         self._grace = grace
-        self._has_begun = False
+        self._has_stepped = False
         self._is_paused = False
         self._is_closed = False
         self._lock = threading.Lock()
@@ -251,13 +260,13 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def ping(self) -> None:
-        """An update or an evaluation step has ended."""
-        self._has_begun = True
+        """Call after each update and each evaluation step."""
+        self._has_stepped = True
         self._set()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """In the context, nothing ends the run: a compilation or a save may take long."""
+        """In the context, the watchdog never ends the run, as compilations and saves take long."""
         self._is_paused = True
         self._set()
         try:
@@ -267,13 +276,13 @@ class Watchdog:
             self._set()
 
     def _set(self) -> None:
-        """Restarts the timer. The thread that receives the signals calls it, too."""
+        """Restarts the timer. It is also called by the thread that receives the signals."""
         with self._lock:
             if self._is_closed:
                 return
             if self._stop.requested and not self._is_paused:
                 self._start(self._grace, exit=True)
-            elif self._has_begun:
+            elif self._has_stepped:
                 self._start(SILENCE, exit=hosts.count() > 1 and not self._is_paused)
             else:
                 faulthandler.cancel_dump_traceback_later()

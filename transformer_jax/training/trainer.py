@@ -1,9 +1,11 @@
-"""The trainer: makes the updates of a run, and calls the hooks that are due after each.
+"""The training loop: runs the updates of a task and, after each one, the hooks that are due.
 
-It knows no model and no data set, only a task. `Trainer.run` is the whole course of a training. It
-restores the state, or initializes it. Each update reads a batch, which is a pure function of the
-config and the number of the step, and applies the jitted step of the program. After the update come
-the hooks in their order: the progress line, the evaluation, those of the caller, the checkpoint.
+The trainer knows neither models nor data sets, only a task. `Trainer.run` reads from top to bottom
+as a run does: it restores the newest checkpoint or initializes the state, and then, for each step,
+it reads a batch, which is a pure function of the config and the step, and applies the jitted
+training step. After the update it calls the hooks in a fixed order: the progress line, the
+evaluation, the caller's hooks, and the checkpoint, which comes last so that it contains whatever
+the others changed.
 """
 
 import contextlib
@@ -42,11 +44,11 @@ NO_TOTALS: Totals = {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
 class Hook(NamedTuple):
-    """A function that is called with the trainer after updates.
+    """A function that the trainer calls after updates.
 
     Attributes:
-      every: the number of updates between two calls. The last update of a run is always one.
-      function: called with the `Trainer`, by all processes of a run.
+      every: the number of updates between two calls. It is also called after the last update.
+      function: called with the `Trainer`, in every process of the run.
     """
 
     every: int
@@ -70,44 +72,44 @@ def run(
     recorded=None,
     hooks: Iterable[Hook] = (),
 ) -> dict[str, float]:
-    """Trains `task` to `config.train.num_steps`; resumes from the newest checkpoint in `workdir`.
+    """Trains `task` up to `config.train.num_steps`, resuming from the newest checkpoint if any.
 
     Args:
       config: the config of the run.
-      task: the task of the config.
+      task: the task that the config describes.
       workdir: the folder of the run.
-      program: the program of the config; by default on all devices.
-      profile: the first and the last of the updates to trace.
-      origin: the run that `config.init_from` names, from `runs.spec.origin`. A run without a
-        checkpoint needs it.
-      recorded: the config that the workdir held before, if any.
-      hooks: what is called beside the updates, see `Hook`.
+      program: the compiled program of the config; by default one for all devices.
+      profile: the first and the last update to trace.
+      origin: the runs that `config.init_from` names, from `runs.spec.origin`. A run that has no
+        checkpoint yet needs them.
+      recorded: the config that was recorded in the workdir before this call, if any.
+      hooks: functions to call between updates, see `Hook`.
 
     Returns the scores of the last evaluation. Raises Preempted after SIGTERM and Interrupted after
-    Ctrl-C, with the state saved. Raises RunError where a loss or gradient is not finite, or where
-    checkpoints exist and none can be read.
+    Ctrl-C, in both cases after the state has been saved. Raises RunError if a loss or a gradient is
+    not finite, or if there are checkpoints but none of them can be read.
     """
     program = program or Program.of(config, task)
     return Trainer(config, task, workdir, program, hooks).run(profile, origin, recorded)
 
 
 class Trainer:
-    """A run in this process.
+    """A run, as one of its processes executes it.
 
-    Hooks read these attributes. A hook that replaces `state` changes the run, and then a resumed
-    run is equal only if the hook depends on nothing but the number of the step.
+    Hooks read these attributes. A hook may replace `state` and so change the run. A resumed run
+    then reproduces the original one only if the hook depends on nothing but the step.
 
     Attributes:
       config: the config of the run.
-      task: its task, a contracts.task.Task.
-      workdir: its folder.
-      program: its compiled programs.
-      rows: its data, a contracts.task.Rows.
-      start: the number of updates that were done before.
-      step: the number of the latest update, from 1.
-      state: the TrainState after it.
-      scores: the scores of the evaluation after it; empty where there was none.
-      ended: why the run ends before its last update; None while it does not.
+      task: the task, a contracts.task.Task.
+      workdir: the folder of the run.
+      program: the compiled programs.
+      rows: the data, a contracts.task.Rows.
+      start: the step at which this process started or resumed the run.
+      step: the number of the latest step, counted from 1.
+      state: the TrainState after that step.
+      scores: the scores of the evaluation after that step; empty if there was none.
+      ended: the reason why the run ends early, or None.
     """
 
     def __init__(self, config, task, workdir, program: Program, hooks: Iterable[Hook] = ()):
@@ -121,6 +123,9 @@ class Trainer:
         self._num_steps = config.train.num_steps
         self._eval_every, self._save_every = sections.intervals(config.train, config.checkpoint)
         self._saves_at_evaluations = sections.saves_at_evaluations(config.train, config.checkpoint)
+        # The order matters. The evaluation comes before the caller's hooks, which may read its
+        # scores, and the checkpoint comes last, because it contains the scores and any change that
+        # a hook has made to the state.
         self._hooks = [
             Hook(config.train.log_every, Trainer._log),
             Hook(self._eval_every, Trainer._evaluate),
@@ -128,7 +133,7 @@ class Trainer:
             Hook(1, Trainer._save_if_due),
         ]
 
-    # ------------------------------------------------------------------------ the course of a run
+    # --------------------------------------------------------------------------- the training loop
 
     def run(
         self,
@@ -136,10 +141,12 @@ class Trainer:
         origin: Origin | None = None,
         recorded=None,
     ) -> dict[str, float]:
-        """Trains to the end, with the arguments and the errors of the function `run`."""
+        """Trains to the end. Arguments and errors are those of the function `run`."""
         config = self.config
         self._clock = Clock()
         self._check_evaluated()
+        # On the way out, the watchdog ends first, and then the last save is awaited, while signals
+        # are still handled.
         with (
             Stop(config.train.grace) as self._stop,
             self._opened_checkpoints() as self._checkpoints,
@@ -160,7 +167,8 @@ class Trainer:
                 return self.scores
 
     def _train(self) -> None:
-        """Makes the updates that are left."""
+        """Runs the remaining updates."""
+        # Only process 0 has read metrics.jsonl.
         self.scores = hosts.share(self._reporter.evaluated)
         self._patience = Patience(self.config, self._reporter.evaluations)
         if not self.scores and self._has_missed_evaluation():
@@ -174,9 +182,12 @@ class Trainer:
             if self.ended:
                 break
             self._trace.before(step)
-            # While updates are in flight, the devices do not wait for data.
+            # Reading counts as waiting for data only if the devices have become idle meanwhile,
+            # because dispatch is asynchronous and hides the time as long as updates are in flight.
             with self._clock("data", self.state.step.is_ready):
                 batch = self._next(batches)
+            # `due` is called at every point, because all processes must count the same points. If
+            # the run stops here, the batch may be None, and `_end_if_stopped` raises.
             self._stop.due()
             self._end_if_stopped()
             self.step, self.state = step, self._updates(step, self.state, batch)
@@ -187,8 +198,8 @@ class Trainer:
             self.scores = {}
             self._stop.due()
             if step == self.start + 1:
-                # The time of the start does not count as the time of updates.
                 say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
+                # The first progress line must not count the time of the start.
                 self._clock.lap()
             for hook in self._hooks:
                 if self._is_due(hook.every):
@@ -196,26 +207,26 @@ class Trainer:
             self._end_if_stopped()
 
     def end(self, reason: str) -> None:
-        """Ends the run after this update, with a checkpoint. All processes must call it.
+        """Ends the run after this update and saves a checkpoint. All processes must call it.
 
-        The reason is not recorded: the same command goes on with the next update.
+        The reason is not recorded, so that the same command continues with the next update.
         """
         self.ended = reason
 
     def record(self, values: dict[str, float]) -> None:
-        """Writes values of this update to metrics.jsonl and TensorBoard, as "hook/<name>"."""
+        """Writes values for this step to metrics.jsonl and TensorBoard, as "hook/<name>"."""
         numbers = {f"hook/{name}": float(value) for name, value in values.items()}
         self._reporter.write(self.step, numbers)
 
     def _is_due(self, every: int) -> bool:
         return self.step == self._num_steps or self.step % every == 0
 
-    # ------------------------------------------------------------------------------- the beginning
+    # ------------------------------------------------------------------- restoring or initializing
 
     def _check_evaluated(self) -> None:
-        """Says that the run has no validation set, if so.
+        """Prints a note if the run has no validation set.
 
-        Raises UserError where early stopping needs one.
+        Raises UserError if early stopping needs one.
         """
         if "valid" in {*self.rows.eval, *self.task.evaluations()}:
             return
@@ -239,9 +250,9 @@ class Trainer:
         return Checkpoints(folder, self.config.checkpoint, is_frozen=is_frozen)
 
     def _restored(self):
-        """Returns (state, totals) of the newest checkpoint that can be read; None without one.
+        """Returns (state, totals) of the newest readable checkpoint, or None if there is none.
 
-        Raises RunError where checkpoints exist and none can be read.
+        Raises RunError if there are checkpoints but none of them can be read.
         """
         checkpoints, unreadable = self._checkpoints, []
         for step in reversed(checkpoints.steps()):
@@ -252,7 +263,8 @@ class Trainer:
                 unreadable.append(step)
                 continue
             with hosts.first():
-                # Only now: if none could be read, the fault may be elsewhere.
+                # Damaged checkpoints are renamed only after an older one could be restored: if
+                # none can be read, the cause may be something else, and nothing should change.
                 for damaged in unreadable:
                     checkpoints.set_aside(damaged)
             say(f"resuming from step {step:,}")
@@ -274,13 +286,13 @@ class Trainer:
             if origin is None:
                 raise ValueError(
                     f"config.init_from={init_from}, task.other_runs={task.other_runs}: run needs "
-                    "its argument origin, which runs.begin.origin(config, workdir) gives"
+                    "its argument origin, which runs.spec.origin(config, workdir) gives"
                 )
             state = state.replace(params=origin.params(task.config, program, state.params))
         return state.replace(params=warm_start.put_vectors(task, state.params)), dict(NO_TOTALS)
 
     def _announce(self, recorded) -> None:
-        """Prints warnings about the length of the run, and its learning rate if it has changed."""
+        """Prints warnings about intervals and warm-up, and the learning rate if it has changed."""
         if self.start >= self._num_steps:
             return
         config = self.config
@@ -293,7 +305,7 @@ class Trainer:
                 say(line)
 
     def _has_missed_evaluation(self) -> bool:
-        """Returns whether the run was stopped where an evaluation was due."""
+        """Returns whether the run was stopped at a step at which an evaluation was due."""
         return 0 < self.start <= self._num_steps and self._is_due(self._eval_every)
 
     def _evaluate_late(self) -> None:
@@ -303,7 +315,7 @@ class Trainer:
         self._patience.add(self.scores)
 
     def _say_if_done(self) -> None:
-        """Prints that no updates are left, if so."""
+        """Prints a note if no updates remain to be done."""
         done = f"{self.start:,} of {self._num_steps:,} steps"
         if self.start >= self._num_steps:
             say(f"nothing to do: {self.workdir} has done {done}")
@@ -316,8 +328,10 @@ class Trainer:
     # -------------------------------------------------------------------------------- the batches
 
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
-        """Yields the batches that are left, in parts of one size."""
+        """Yields the remaining batches."""
         train, step = self.rows.train, self.start
+        # The number of rows may grow during the run, and `stream` yields batches of one size, so
+        # each stretch of steps with equally large batches has a stream of its own.
         with rows.started(train.batch, self.config.data.readers) as processes:
             while step < self._num_steps:
                 end = min(train.until(step), self._num_steps)
@@ -332,17 +346,18 @@ class Trainer:
                 step = end
 
     def _next(self, batches: Iterator):
-        """Returns the next batch, or None where the run stops before it is read."""
+        """Returns the next batch, or None if the run has to stop before it is read."""
+        # Data may be slow, and reading it involves no other process, so it may be abandoned.
         with contextlib.suppress(Abandoned), self._stop.abandoning():
             return next(batches)
 
     # ---------------------------------------------------------------------------------- the hooks
 
     def _log(self) -> None:
-        """Reports the means over the updates since the last progress line.
+        """Reports the mean metrics of the updates since the last progress line.
 
-        Fetches the sums of the metrics: nothing else of the state is copied to the host in
-        training. Begins the sums again from zero.
+        The metrics are summed on the devices and fetched only here, because a fetch waits for all
+        updates in flight. Afterwards the sums start from zero again.
         """
         self._check_finite()
         state, step = self.state, self.step
@@ -356,10 +371,13 @@ class Trainer:
             "flops": self._totals["flops"] + flops_done,
         }
         seconds = self._clock.lap()
+        # Updates that compiled are left out of the rate, as their time counts as "compile".
         timed_flops = sum(flops[update] for update in self._updates.take_timed())
         rate = timed_flops / (seconds["step"] + seconds["data"]) if timed_flops else math.nan
         applied = step * state.updates_per_step - int(skipped)
         values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
+        # Schedules count updates from 0. The throughput in tokens is derived from the rate in
+        # FLOP/s, so that, like MFU, it leaves out the updates that compiled.
         values |= {
             "train/learning_rate": float(self.program.learning_rate(applied - 1)),
             "train/skipped": int(skipped),
@@ -375,7 +393,7 @@ class Trainer:
         self.state = state.replace(metrics=states.zeros(self.program.state.metrics))
 
     def _flops(self, after: int, step: int) -> dict[int, float]:
-        """Returns the FLOPs of each update after update `after`, up to `step`."""
+        """Returns {update: its FLOPs} for the updates after `after`, up to and including `step`."""
         train = self.rows.train
         return {
             update: self.task.flops(train.row_shape(update - 1)) * train.size(update - 1)
@@ -383,10 +401,10 @@ class Trainer:
         }
 
     def _evaluate(self) -> None:
-        """Evaluates the run, and ends it where config.train.patience is exhausted."""
+        """Evaluates the run, and ends it once config.train.patience is exhausted."""
         if self.task.calibrated is not None:
-            # A run that has to stop measures these parameters, too, so that they depend on the
-            # number of the update alone.
+            # Calibrate even if the run has to stop, so that the saved parameters depend on the step
+            # alone and a resumed run equals an uninterrupted one.
             with self._clock("evaluation"), self._watchdog.paused():
                 params = self.task.calibrated(self.state.params)
                 self.state = self.state.replace(params=params)
@@ -399,7 +417,8 @@ class Trainer:
                 self.end(self._patience.reason)
 
     def _save_if_due(self) -> None:
-        # The timer comes first, because it must be asked after every update.
+        # The timer comes first, because `or` short-circuits and all processes must query the timer
+        # after every update.
         if (
             self._timer.due(self.step)
             or self._is_due(self._save_every)
@@ -411,18 +430,19 @@ class Trainer:
     # ---------------------------------------------------------------------------- the evaluations
 
     def _evaluated(self) -> dict[str, float]:
-        """Evaluates and reports: the mean metrics of every evaluation set, and the task's own.
+        """Measures and reports the mean metrics of each evaluation set and the task's own scores.
 
-        Returns the values by name; none, and reports nothing, where the run has to stop.
+        Returns {name: value}. If the run has to stop, reports nothing and returns an empty dict.
         """
-        # The time of updates in flight is not evaluation time.
+        # Wait for the updates in flight, so that their time does not count as evaluation time.
         jax.block_until_ready(self.state.step)
         with self._clock("evaluation"):
             try:
                 values = self._means() | self._measured()
             except Abandoned:
                 values = {}
-            # Some processes may have finished. All stop here, so all drop their values.
+            # Some processes may have finished the evaluation, but as all of them stop here, all
+            # drop the values, and the resumed run evaluates again.
             if self._stop.due() or not values:
                 return {}
             self._reporter.evaluation(self.step, values)
@@ -435,7 +455,7 @@ class Trainer:
         return values
 
     def _means(self) -> dict[str, float]:
-        """Returns the mean metrics of the evaluation sets, and what the task derives from them."""
+        """Returns the mean metrics of the evaluation sets and the metrics derived from them."""
         program, train = self.program, self.config.train
         rows = train.batch // train.accumulation
         values = {}
@@ -447,6 +467,7 @@ class Trainer:
                 program.batch_sharding,
                 range(source.num_batches(rows)),
             )
+            # An evaluation reads streams of its own, so it does not continue the carry of training.
             carry = states.make_carry(self.task, rows, program.mesh, program.table)
             sums = functools.reduce(metrics.add, self._sums(batches, carry))
             means = {key: mean for key, mean in metrics.means(sums).items() if key != "filled"}
@@ -455,10 +476,11 @@ class Trainer:
         return values
 
     def _sums(self, batches: Iterator, carry):
-        """Yields the sums of each batch, on the host.
+        """Yields the summed metrics of each batch, on the host.
 
-        At most two batches are in flight. Sums that are added on the devices would put all batches
-        in flight at once, see `Pace`.
+        The sums of a batch are fetched while the next batch is being computed, so that at most two
+        batches are in flight. Adding the sums on the devices would never wait, and would put all
+        batches in flight at once, which `Pace` explains.
         """
         params, batch = self.state.params, next(batches)
         with self._watchdog.paused():
@@ -474,7 +496,7 @@ class Trainer:
         yield jax.device_get(following)
 
     def _measured(self) -> dict[str, float]:
-        """Returns the task's own evaluations. They run on the run's mesh, on all processes."""
+        """Returns the scores of the task's own evaluations, which run on the mesh of the run."""
         values = {}
         for name, evaluation in self.task.evaluations().items():
             with self._watchdog.paused(), self._stop.evaluating():
@@ -485,19 +507,19 @@ class Trainer:
     # ---------------------------------------------------------------------------- the checkpoints
 
     def _save(self) -> None:
-        """Saves the state, unless it is saved already or is not finite."""
+        """Saves the state unless it is saved already. Raises RunError if it is not finite."""
         if self.step == self._saved:
             return
         self._check_finite()
         with self._clock("checkpoint"), self._watchdog.paused():
-            # The metrics of a checkpoint are in the workdir before it.
+            # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
             self._reporter.send()
             self._checkpoints.save(self.state, self._totals, self.scores)
         self._timer.saved()
         self._saved = self.step
 
     def _end_if_stopped(self) -> None:
-        """If the run has to stop, saves the state and raises Preempted or Interrupted."""
+        """Saves the state and raises Preempted or Interrupted if the run has to stop."""
         if self._stop.reached:
             self._save()
             raise self._stop.error(
@@ -505,10 +527,10 @@ class Trainer:
             )
 
     def _check_finite(self) -> None:
-        """Raises RunError where an update of this session was not finite.
+        """Raises RunError if an update since the start of this process was not finite.
 
-        An earlier session may have skipped updates with another setting. Waits for the updates in
-        flight.
+        Earlier ones do not count, because the run may have skipped them under another value of
+        config.train.nonfinite. Waits for the updates in flight.
         """
         last = int(self.state.last_skipped)
         stops = self.config.train.nonfinite == "stop"
@@ -522,7 +544,7 @@ class Trainer:
 
 # ------------------------------------------------------------------------------------ the batches
 
-_AHEAD = 4  # batches that are read and copied to the devices before they are used
+_AHEAD = 4  # batches that are read and copied to the devices ahead of their use
 
 
 def stream(
@@ -534,24 +556,28 @@ def stream(
     *,
     readers: rows.Readers | None = None,
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the batches of consecutive updates, numbered from 0, as global arrays.
+    """Yields the batches of consecutive steps, numbered from 0, as global arrays.
 
-    The arrays are (accumulation, rows / accumulation, ...). `read(step, places)` returns the rows
-    at these places of a batch: arrays (len(places), ...). Row j of an update is row
-    j mod (rows / accumulation) of microbatch j div (rows / accumulation), whatever the mesh. Each
-    host reads ahead the rows of its own devices; `readers` call `read` in other processes.
+    The arrays have the shape (accumulation, rows / accumulation, ...). `read(step, indices)`
+    returns the rows with these indices in the batch, as arrays (len(indices), ...). Row j of a
+    batch is row j mod (rows / accumulation) of microbatch j div (rows / accumulation), whatever the
+    mesh, so that a run may resume on another mesh. Each host reads, ahead of time, only the rows of
+    its own devices. With `readers`, other processes call `read`.
     """
-    places = np.arange(rows).reshape(accumulation, -1)
-    indices = sharding.addressable_devices_indices_map(places.shape)
-    local_places = np.unique(np.concatenate([places[index].ravel() for index in indices.values()]))
+    row_indices = np.arange(rows).reshape(accumulation, -1)
+    slices = sharding.addressable_devices_indices_map(row_indices.shape)
+    # Devices that hold the same rows, such as those of the mesh axis "tensor", share one read.
+    local_indices = np.unique(
+        np.concatenate([row_indices[index].ravel() for index in slices.values()])
+    )
 
-    batches = readers and readers.batches(steps, local_places)
+    batches = readers and readers.batches(steps, local_indices)
 
     def load(step):
-        # One thread loads the steps in order.
-        rows = next(batches) if readers else read(int(step), local_places)
+        # `next` relies on the order of the steps, which the single thread below guarantees.
+        rows = next(batches) if readers else read(int(step), local_indices)
         return {
-            name: _global_array(values, places, local_places, sharding)
+            name: _global_array(values, row_indices, local_indices, sharding)
             for name, values in rows.items()
         }
 
@@ -560,23 +586,26 @@ def stream(
     return iter(dataset.to_iter_dataset(options))
 
 
-def _global_array(values, places, local_places, sharding) -> jax.Array:
-    """Returns the array (*places.shape, ...), of which `values` are the rows at `local_places`."""
+def _global_array(values, row_indices, local_indices, sharding) -> jax.Array:
+    """Returns the global array (*row_indices.shape, ...) from this host's rows.
 
-    def part(index):
-        return values[np.searchsorted(local_places, places[index[:2]])]
+    `values` holds the rows with the indices `local_indices`, in ascending order.
+    """
 
-    shape = (*places.shape, *values.shape[1:])
-    return jax.make_array_from_callback(shape, sharding, part)
+    def shard(index):
+        return values[np.searchsorted(local_indices, row_indices[index[:2]])]
+
+    shape = (*row_indices.shape, *values.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, shard)
 
 
-# ----------------------------------------------------------------------- the updates and their time
+# ----------------------------------------------------------------- dispatching and timing updates
 
 
 class _Updates:
-    """Dispatches updates. Compiles the training step for each new shape of batches.
+    """Dispatches updates, and compiles the training step for each new batch shape.
 
-    An update that compiles is no measure of speed. Its time counts as the purpose "compile".
+    The time of an update that compiles says nothing about speed, so it is counted as "compile".
     """
 
     def __init__(self, train_step, clock: "Clock", watchdog: Watchdog):
@@ -588,23 +617,23 @@ class _Updates:
         self._timed: list[int] = []
 
     def __call__(self, step: int, state, batch):
-        """Returns the state after update number `step`, from 1; may return before it is ready."""
+        """Returns the state after step number `step`, from 1, possibly before it is computed."""
         shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if shape in self._compiled:
             self._timed.append(step)
             state = self._train_step(state, batch)
-            # The next update deletes the state, so the marker is a copy.
+            # The next update donates the buffers of this state, so the marker must be a copy.
             self._pace.dispatched(functools.partial(copied, state.step))
             return state
         self._compiled.add(shape)
-        # The time of updates in flight is not compilation time.
+        # Wait for the updates in flight, so that their time does not count as compilation time.
         jax.block_until_ready(state.step)
         with self._clock("compile"), self._watchdog.paused():
             train_step = hosts.compiled(self._train_step, state, batch)
             return jax.block_until_ready(train_step(state, batch))
 
     def take_timed(self) -> list[int]:
-        """Returns the updates since the last call whose time is the purpose "step"."""
+        """Returns the updates since the last call whose time was counted as "step"."""
         timed = self._timed
         self._timed = []
         return timed
@@ -612,8 +641,8 @@ class _Updates:
 
 @jax.jit
 def copied(step: jax.Array) -> jax.Array:
-    """Returns a copy, (), in its own memory."""
-    return step + 0
+    """Returns a copy of `step`, (), in a buffer of its own."""
+    return step + 0  # returning `step` itself would forward the input buffer
 
 
 _MAX_STEPS = 16
@@ -623,26 +652,28 @@ _MAX_SECONDS = 2.0
 class Pace:
     """Limits how far the host runs ahead of the devices.
 
-    It bounds the steps in flight, which are dispatched and not finished by the devices.
+    It bounds the number of steps in flight, which are dispatched but not yet computed.
 
-    A stop waits for the steps in flight. So they take at most about 2 seconds, or are two where one
-    step takes longer. There are at most 16, because of a deadlock in XLA's CPU client. It occurs
-    when a program over several devices is the 33rd in flight. The thread that dispatches it to one
-    device is then the thread that another device needs to finish.
+    A run that has to stop waits for the steps in flight, so they should take at most about
+    2 seconds; if a single step takes longer, two are in flight. There are never more than 16,
+    because XLA's CPU client deadlocks when a program over several devices is the 33rd in flight:
+    the thread that dispatches it to one device is then the thread that another device needs in
+    order to finish.
 
-    Every few steps the host keeps a marker, an array that is ready when its step is. At the next
-    marker, it waits for the one before. So the devices always have a step to continue with.
+    Every few steps the host keeps a marker, an array that is ready as soon as its step is. At each
+    marker it waits for the previous one, not for the latest, so that the devices always have a step
+    to continue with.
     """
 
     def __init__(self):
         self._interval = 1  # steps between two markers
-        self._steps = 0  # since the last marker
-        self._covered = 1  # steps from the marker before to the last one
+        self._steps = 0  # steps since the latest marker
+        self._covered = 1  # steps between the previous marker and the latest one
         self._marker: jax.Array | None = None
         self._ready = time.perf_counter()
 
     def dispatched(self, marker: Callable[[], jax.Array]) -> None:
-        """A step was dispatched; `marker()` returns an array that is ready when the step is."""
+        """Call after dispatching a step; `marker()` returns an array that is ready with it."""
         self._steps += 1
         if self._steps < self._interval:
             return
@@ -652,6 +683,7 @@ class Pace:
             jax.block_until_ready(self._marker)
             now = time.perf_counter()
             seconds = max(now - self._ready, 1e-9) / self._covered
+            # Half of each limit, because up to two intervals are in flight at once.
             self._interval = max(1, min(_MAX_STEPS // 2, int(_MAX_SECONDS / 2 / seconds)))
         self._marker = marker()
         self._ready = now
@@ -659,7 +691,7 @@ class Pace:
         self._steps = 0
 
 
-# What the run is doing, in words.
+# The purposes of `Clock` other than "step", each with its text for the progress display.
 _PURPOSES = {
     "data": "waiting for data",
     "compile": "compiling the training step",
@@ -673,51 +705,51 @@ def _always() -> bool:
 
 
 class Clock:
-    """Counts seconds by purpose since the last `lap`; the remaining time has the purpose "step"."""
+    """Counts the seconds since the last `lap` by purpose. All remaining time counts as "step"."""
 
     def __init__(self):
         self._spent: dict[str, float] = {}
-        self._began = time.perf_counter()
+        self._lap_start = time.perf_counter()
 
     @contextlib.contextmanager
     def __call__(self, purpose: str, counts: Callable[[], bool] = _always) -> Iterator[None]:
-        """Counts the time of the context for `purpose` if `counts()` is true at its end.
+        """Counts the time in the context towards `purpose`, if `counts()` is true at its end.
 
-        Time that is not counted belongs to "step".
+        Otherwise the time counts as "step".
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation(purpose), progress.doing(_PURPOSES[purpose]):
                 yield
         finally:
             if counts():
-                seconds = time.perf_counter() - began
+                seconds = time.perf_counter() - start
                 self._spent[purpose] = self._spent.get(purpose, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
-        """Returns the seconds by purpose, and starts again from zero."""
+        """Returns {purpose: seconds} and resets all of them to zero."""
         now = time.perf_counter()
         spent = {purpose: self._spent.get(purpose, 0.0) for purpose in _PURPOSES}
-        spent["step"] = now - self._began - sum(spent.values())
+        spent["step"] = now - self._lap_start - sum(spent.values())
         self._spent = {}
-        self._began = now
+        self._lap_start = now
         return spent
 
 
 class Trace:
-    """Traces the updates from the first to the last of `updates` into `folder`/profile.
+    """Profiles the updates from `updates[0]` to `updates[1]` into `folder`/profile.
 
-    xprof shows the profile, and so does TensorBoard with its profile plugin. Without `updates` or a
-    folder, nothing is traced.
+    The profile can be viewed with xprof, or with the profile plugin of TensorBoard. Without
+    `updates` or without a folder, nothing is traced.
 
-    The profile holds the operations, the updates and the purposes of the clock. It has no Python
-    calls, because their tracer has crashed the process (jax 0.10 with Python 3.11). It hooks into
-    every thread, and the threads of a save begin and end meanwhile.
+    The profile contains the operations, the updates and the purposes of the clock. Python calls are
+    left out, because the Python tracer has crashed the process (jax 0.10 with Python 3.11): it
+    hooks into every thread, while the threads that save a checkpoint start and end.
     """
 
     def __init__(self, folder: pathlib.Path | None, updates: tuple[int, int] | None):
         self.folder = folder and folder / "profile"
-        self.first, self.last = updates if updates and folder else (0, -1)
+        self.first, self.last = updates if updates and folder else (0, -1)  # an empty range
         self.running = False
         self._options = jax.profiler.ProfileOptions()
         self._options.python_tracer_level = 0
@@ -727,7 +759,7 @@ class Trace:
         return self
 
     def before(self, step: int) -> None:
-        """Call it before update number `step`; starts the trace if it is within the updates."""
+        """Call before update number `step`. Starts the trace at the first update to profile."""
         if self.first <= step <= self.last and not self.running:
             jax.profiler.start_trace(self.folder, profiler_options=self._options)
             self.running = True
@@ -735,9 +767,10 @@ class Trace:
         self._update.__enter__()
 
     def after(self, step: int, state) -> None:
-        """Call it after update number `step`; ends the trace after the last of the updates."""
+        """Call after update number `step`. Ends the trace after the last update to profile."""
         self._update.__exit__(None, None, None)
         if step == self.last and self.running:
+            # Dispatch is asynchronous: without this wait, the trace would miss the last updates.
             jax.block_until_ready(state.step)
             self.__exit__()
 
@@ -748,18 +781,18 @@ class Trace:
             say(f"profile of updates {self.first} to {self.last}: {self.folder}")
 
 
-# ------------------------------------------------------------ when to save, when to end
+# ---------------------------------------------------------- time-based saving, and early stopping
 
-_CHECKS = 10  # of the clock, between two checkpoints
+_CHECKS = 10  # how often the clock is checked between two checkpoints
 
 
 class SaveTimer:
-    """Whether the last checkpoint is `minutes` old, asked by every process after every update.
+    """Tells whether the last checkpoint is `minutes` old. All processes ask after every update.
 
-    All hosts must save at the same update, and their clocks differ. So the clock of process 0
-    decides. The processes share its answer at certain updates, together with the number of the next
-    such update. These updates are about a tenth of `minutes` apart, so the time for sharing is
-    negligible.
+    All processes must save at the same update, but their clocks differ, so the clock of process 0
+    decides. Sharing its answer after every update would cost time. Instead it is shared at a few
+    updates, about a tenth of `minutes` apart, together with the number of updates until the next
+    of them.
     """
 
     def __init__(self, minutes: float, step: int, now: Callable[[], float] = time.monotonic):
@@ -770,11 +803,11 @@ class SaveTimer:
         self._next_check = step + 1
 
     def saved(self) -> None:
-        """Starts again: a checkpoint has been saved, for any reason."""
+        """Restarts the timer. Call it whenever a checkpoint has been saved, for any reason."""
         self._saved = self._now()
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after update number `step`."""
+        """Returns whether a checkpoint is due after update number `step`."""
         if not self._seconds or step < self._next_check:
             return False
         is_due = self._now() - self._saved >= self._seconds
@@ -785,7 +818,7 @@ class SaveTimer:
         return is_due
 
     def _updates_to_next(self, step: int) -> int:
-        """Updates until the next check: at most twice as many as before the last one."""
+        """Returns the updates until the next check, at most twice as many as before the last."""
         if hosts.count() == 1:
             return 1
         updates = step - self._last_check
@@ -795,17 +828,17 @@ class SaveTimer:
 
 
 class Patience:
-    """Whether `config.train.patience` evaluations in a row have not improved the best score.
+    """Early stopping after `config.train.patience` evaluations in a row without a better score.
 
-    It depends only on the scores of the run, so a resumed run decides alike. On several hosts
-    process 0 decides.
+    The decision depends only on the scores of the run, so that a resumed run decides as an
+    uninterrupted one. Process 0 decides for all processes.
 
     Attributes:
-      over: whether the run ends.
+      over: whether the run has to end.
     """
 
     def __init__(self, config, evaluations: Iterable[dict]):
-        """`evaluations`: those recorded so far, each {name: score}; only process 0 needs them."""
+        """`evaluations` are the recorded ones, each {name: score}; only process 0 needs them."""
         self._limit = config.train.patience
         self._metric = config.checkpoint.best_metric
         self._sign = 1 if config.checkpoint.best_mode == "max" else -1
@@ -818,7 +851,7 @@ class Patience:
         self._decide()
 
     def add(self, scores: dict[str, float]) -> None:
-        """Counts one more evaluation. Raises UserError where it lacks the score."""
+        """Counts one more evaluation. Raises UserError if it lacks the best metric."""
         if not self._limit:
             return
         if self._metric not in scores:
@@ -833,34 +866,36 @@ class Patience:
 
     @property
     def reason(self) -> str:
-        """Why the run ends, for a message."""
+        """The reason why the run ends, as a message."""
         return (
             f"{self._metric} has not improved in {self._limit} evaluations "
             f"(config.train.patience={self._limit})"
         )
 
     def _count(self, score: float | None) -> None:
-        """A score that is not finite is no improvement. Records keep it as None."""
+        """Counts a score. One that is not finite, which records hold as None, never improves."""
         is_finite = score is not None and math.isfinite(score)
         value = self._sign * score if is_finite else -math.inf
         self._waited = 0 if value > self._best else self._waited + 1
         self._best = max(self._best, value)
 
     def _decide(self) -> None:
+        # Only process 0 has the recorded evaluations, so only it can count correctly.
         if self._limit:
             self.over = hosts.share(self._waited >= self._limit)
 
 
-# -------------------------------------------------- the learning rate of a run of another length
+# ------------------------------------------------ the learning rate after num_steps has changed
 
 
 def rate_line(
     recorded, config, updates: int, skipped: int, updates_per_step: int = 1
 ) -> str | None:
-    """A line about the learning rate of a run that resumes after update number `updates`.
+    """Returns a line about the learning rate of a run that resumes after `updates` updates.
 
-    `recorded` is the recorded config. `skipped` of the updates were not applied. Returns None where
-    the length of the run is the same.
+    `recorded` is the recorded config, and `skipped` is the number of updates that were not applied.
+    Returns None if `config.train.num_steps` has not changed. If it has, the learning rate may jump,
+    because parts of the schedule may be fractions of the run.
     """
     old_length = recorded.train.num_steps
     new_length = config.train.num_steps
@@ -877,13 +912,13 @@ def rate_line(
 
 
 def _rate(config, count: int, updates_per_step: int) -> float:
-    """The learning rate after `count` applied updates."""
+    """Returns the learning rate after `count` applied updates."""
     num_updates = config.train.num_steps * updates_per_step
     return float(optimizer.schedule(config.optimizer, num_updates)(count))
 
 
 def _moved_ends(recorded, config, updates_per_step: int) -> str:
-    """The parts of the schedule that end at another update than before; empty if none do."""
+    """Returns text about the parts of the schedule whose end has moved; empty if none has."""
     line = ""
 
     def ends(key: str) -> tuple[int, int]:

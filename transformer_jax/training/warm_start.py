@@ -1,4 +1,4 @@
-"""Warm starts: the parameters with which a run begins, and adapters that alone are trained."""
+"""Warm starts: initial parameters from other runs or word vectors, and low-rank adapters."""
 
 import dataclasses
 import fnmatch
@@ -25,17 +25,16 @@ from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
 
 # --------------------------------------------------------------------------------------------------
-# The parameters with which a run begins, before its first update.
-#
-# `config.init_from` names the runs whose tensors it takes, and `config.train.init_vectors` names a
-# file of word vectors.
+# Parameters that a new run takes from earlier runs before its first update. `config.init_from`
+# names these runs.
 
-_HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine a head
+# The keys of config.task that determine what a head predicts.
+_HEAD_KEYS = ("name", "labels", "regression")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A run that `config.init_from` names: its workdir, the config of its record, and its part."""
+    """A run that `config.init_from` names: its workdir, its recorded config, and what to take."""
 
     workdir: pathlib.Path | buckets.Path
     config: ConfigDict
@@ -44,22 +43,22 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The runs whose parameters a new run begins with."""
+    """The runs from which a new run takes its initial parameters."""
 
     parts: tuple[Part, ...]
 
     def match(self, config, program) -> "list[Match]":
-        """Compares the best checkpoint of each run with the parameters, and restores nothing.
+        """Matches the best checkpoint of each run to the parameters, without restoring anything.
 
-        A head matches only if its task and labels are the same, or if the task names its run in a
-        key of its own. Raises UserError where a tensor has another shape, or where no tensor is
+        A head matches only if its task and labels are the same, or if the task has a key of its own
+        that names the run. Raises UserError if a tensor has another shape, or if no tensor is
         shared. Only the tensors of the vocabulary, and those for which the model has a rule
         (`Model.resize`), may have another shape.
         """
         return [_match(part, config, program, self.parts) for part in self.parts]
 
     def params(self, config, program, params):
-        """`params` with the tensors of the best checkpoints in their place; prints their number."""
+        """Returns `params` with tensors from the best checkpoints, and prints their number."""
         for match in self.match(config, program):
             params = match.put(config, program.state.params, params)
         return params
@@ -67,6 +66,7 @@ class Origin:
 
 def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     beginning = part.beginning
+    # Parameters below a longer prefix are initialized from another part.
     prefixes = {other.beginning.prefix for other in parts}
     inner = {prefix for prefix in prefixes if parameters.is_below(prefix, beginning.prefix)}
     everything = parameters.tensors_by_name(program.state.params)
@@ -82,11 +82,12 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     stored = parameters.below(
         parameters.tensors_by_name(checkpoints.abstract_params(step)), beginning.part
     )
-    of_task = beginning.prefix in named_class("task", config.task.name).other_runs
-    same_head = of_task or all(
+    named_by_task = beginning.prefix in named_class("task", config.task.name).other_runs
+    same_head = named_by_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
     vocab_size = _vocab_size(part.config)
+    # A head for another task or other labels keeps its initial values.
     names = [name for name in wanted if same_head or not name.startswith("head/")]
     shared = {name: _origin_of(config, name, stored) for name in names}
     shared = {name: source for name, source in shared.items() if source in stored}
@@ -102,12 +103,13 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         if beginning.layers and traits[parameters.joined(beginning.prefix, name)].is_stack:
             stacks[name] = _chosen(beginning, shape[0])
             shape = (len(stacks[name]), *shape[1:])
+        # The rows of new tokens keep their initial values; a vocabulary can't lose tokens.
         may_grow = name in _vocabulary(config) and vocab_size <= _vocab_size(config)
         if _change(config, name, shape, wanted[name].shape) is None:
             _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
     new = sorted(wanted.keys() - shared.keys())
-    if new and of_task:
-        # Nothing trains these parameters.
+    if new and named_by_task:
+        # No update trains this model, so missing parameters would keep their random initial values.
         raise UserError(
             f"config.task.{beginning.prefix}={beginning.run}: its checkpoint lacks {new[0]}; take "
             "a run that has trained all parameters of its model"
@@ -125,30 +127,31 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
 
 
 def _opened(part: Part, config, wanted: Iterable[str]) -> Checkpoints:
-    """Returns the checkpoints of a run. A run with the same adapters continues them.
+    """Returns the checkpoints of a run, as the new run reads them.
 
-    Any other takes the matrices with the adapters merged into them.
+    A run with the same adapters continues to train them. Any other run takes the matrices with the
+    adapters merged into them.
     """
     is_same = all(_plain(part.config.lora, key) == _plain(config.lora, key) for key in config.lora)
     continues = is_same and any(map(low_rank.is_adapter, wanted))
-    opened = Checkpoints if continues else checkpoints(part.config.lora)
-    return opened(part.workdir / "checkpoints", part.config.checkpoint, read_only=True)
+    make_checkpoints = Checkpoints if continues else checkpoints(part.config.lora)
+    return make_checkpoints(part.workdir / "checkpoints", part.config.checkpoint, read_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """How a checkpoint fits the parameters of a run.
+    """How the tensors of a checkpoint correspond to the parameters of a new run.
 
     Attributes:
-      checkpoints: those of the earlier run.
-      step: the checkpoint.
-      beginning: the part of the parameters.
-      shared: names of the tensors to restore, and their names in the earlier run, without the
-        prefixes of either run.
-      new: names of tensors that the checkpoint lacks.
-      dropped: names of tensors that the new run lacks.
-      stacks: the layers to take of each shared stack; without it, all.
-      vocab_size: the number of tokens of the earlier run.
+      checkpoints: the checkpoints of the earlier run.
+      step: the step of the checkpoint.
+      beginning: which parameters of which run are taken.
+      shared: {name: name in the earlier run} of the tensors to restore, without the prefixes of
+        either run.
+      new: the names of tensors that the checkpoint lacks.
+      dropped: the names of tensors that the new run lacks.
+      stacks: {name: layers to take} for stacks of which not all layers are taken.
+      vocab_size: the vocabulary size of the earlier run.
     """
 
     checkpoints: Checkpoints
@@ -161,11 +164,11 @@ class Match:
     vocab_size: int
 
     def put(self, config, abstract_params, params):
-        """`params` with the shared tensors in their place; prints their number."""
+        """Returns `params` with the shared tensors restored, and prints their number."""
         restored = self.restore(abstract_params)
         say(f"from {self.checkpoints.folder / str(self.step)}: {len(restored)} tensors restored")
         if self.new:
-            say(f"  {len(self.new)} new, as initialised: {', '.join(self.new)}")
+            say(f"  {len(self.new)} new, as initialized: {', '.join(self.new)}")
         if self.dropped:
             say(f"  {len(self.dropped)} dropped, not in this model: {', '.join(self.dropped)}")
         vocabulary = {
@@ -182,49 +185,55 @@ class Match:
             value = restored.get(name, leaf)
             change = _change(config, own.get(name, ""), value.shape, leaf.shape)
             if change is not None:
+                # The value is on one device of this process, so it goes through the host.
                 return jax.jit(change, out_shardings=leaf.sharding)(np.asarray(value))
             grows = self.vocab_size < _vocab_size(config) or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
                 return value
-            # The rows of new tokens are as initialised. A table of another shape is on one device.
+            # Only the rows of known tokens are copied; the rows of new tokens stay as initialized.
+            # A table of another shape is on one device, so it goes through the host.
             put = jax.jit(with_known_rows, out_shardings=leaf.sharding)
             return put(leaf, value if value.shape == leaf.shape else np.asarray(value))
 
         return jax.tree_util.tree_map_with_path(restored_or_initial, params)
 
     def restore(self, abstract_params) -> dict[str, jax.Array]:
-        """The shared tensors by their names in the new run, with the shardings of these parameters.
+        """Returns {name in the new run: tensor} for the shared tensors, sharded as in the new run.
 
         A tensor of another shape is on one device.
         """
         wanted = parameters.tensors_by_name(abstract_params)
-        places = {}
+        targets = {}  # the names in the new run, by name in the checkpoint
         for name, source in self.shared.items():
-            places.setdefault(parameters.joined(self.beginning.part, source), []).append(name)
+            targets.setdefault(parameters.joined(self.beginning.part, source), []).append(name)
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-        def place(path, leaf):
-            name = next(iter(places.get(parameters.tensor_name(path), ())), "")
+        def with_sharding(path, leaf):
+            name = next(iter(targets.get(parameters.tensor_name(path), ())), "")
             like = wanted.get(parameters.joined(self.beginning.prefix, name)) if name else None
             is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
-            # The layers of a stack are not split.
+            # The axis of the layers is never split, so the sharding also fits another number of
+            # layers.
             sharding = like.sharding if is_same or name in self.stacks else one_device
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         stored = self.checkpoints.abstract_params(self.step)
-        placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=parameters.is_leaf)
-        tensors = parameters.tensors_by_name(self.checkpoints.restore_params(placed, self.step))
+        abstract = jax.tree_util.tree_map_with_path(
+            with_sharding, stored, is_leaf=parameters.is_leaf
+        )
+        tensors = parameters.tensors_by_name(self.checkpoints.restore_params(abstract, self.step))
         restored = {}
-        for stored_name, (first, *copies) in places.items():
-            tensor = self._of_layers(first, tensors[stored_name])
+        for stored_name, (first, *copies) in targets.items():
+            tensor = self._chosen_layers(first, tensors[stored_name])
             restored[parameters.joined(self.beginning.prefix, first)] = tensor
             for name in copies:
-                # An update takes the memory of each parameter, so that two can't share it.
+                # The training step donates the buffer of each parameter, so two of them can't
+                # share one.
                 restored[parameters.joined(self.beginning.prefix, name)] = jnp.copy(tensor)
         return restored
 
-    def _of_layers(self, name: str, tensor: jax.Array) -> jax.Array:
-        """The chosen layers of a stack; other tensors as they are."""
+    def _chosen_layers(self, name: str, tensor: jax.Array) -> jax.Array:
+        """Returns the chosen layers of a stack; other tensors unchanged."""
         if name not in self.stacks:
             return tensor
         layers = np.array(self.stacks[name])
@@ -232,7 +241,7 @@ class Match:
 
 
 def _unread(names: Iterable[str], beginning: Beginning, parts: Iterable[Part]) -> list[str]:
-    """Returns the names in the checkpoint of those that no other part of its run takes."""
+    """Returns those of `names` in the checkpoint that no other part of the new run takes either."""
     others = [other.beginning for other in parts if other.beginning.run == beginning.run]
     taken = [other.part for other in others if other.part and other.part != beginning.part]
     stored = [parameters.joined(beginning.part, name) for name in names]
@@ -250,7 +259,7 @@ def _chosen(beginning: Beginning, num_layers: int) -> list[int]:
 
 
 def _check_shape(folder, name: str, stored, wanted, *, may_grow: bool) -> None:
-    """Raises UserError where the shapes differ; if it `may_grow`, in more than the rows."""
+    """Raises UserError if the shapes differ, or, if it `may_grow`, differ in more than the rows."""
     stored = tuple(stored)
     wanted = tuple(wanted)
     if stored != wanted and not (may_grow and stored[1:] == wanted[1:]):
@@ -261,34 +270,34 @@ def _check_shape(folder, name: str, stored, wanted, *, may_grow: bool) -> None:
 
 
 def _plain(section: ConfigDict, key: str) -> str:
-    """A value by its content: lists and tuples are equal."""
+    """Returns a value as JSON, in which lists and tuples are equal, for comparisons."""
     return json.dumps(section.get(key))
 
 
-# --------------------------------------------- the rules of a model for tensors of another shape
+# ------------------------------------------------- a model's rules for tensors of another shape
 
 
 def _vocabulary(config) -> tuple[str, ...]:
-    """The names of the tensors whose rows are the tokens of the vocabulary."""
+    """Returns the names of the tensors with one row for each token of the vocabulary."""
     return _model(config).vocabulary
 
 
 def _vocab_size(config) -> int:
-    """The number of tokens; 0 for a model of images or sound."""
+    """Returns the vocabulary size; 0 for a model of images or audio."""
     return config.model.get("vocab_size", 0)
 
 
 def _origin_of(config, name: str, stored: Mapping) -> str:
-    """Returns the name of the stored tensor with which a tensor begins, if there is one."""
+    """Returns the name of the stored tensor from which a tensor may be initialized."""
     return name if name in stored else _model(config).origin(name)
 
 
 def _change(
     config, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the function from a stored tensor to one of another shape.
+    """Returns the function that changes a stored tensor to the wanted shape.
 
-    None where the shapes are equal, and where the model has no rule for the tensor.
+    Returns None if the shapes are equal, or if the model has no rule for the tensor.
     """
     stored, wanted = tuple(stored), tuple(wanted)
     if stored == wanted or not stored:
@@ -308,10 +317,10 @@ def _model(config) -> type:
 
 
 def check_vectors(task, program, *, is_new: bool) -> None:
-    """Raises UserError where the embeddings and a file that the config names do not fit.
+    """Raises UserError if the word vectors that the config names do not fit the embeddings.
 
-    For a new run, it reads the whole file, so that a damaged one is refused before the workdir is
-    made.
+    For a new run, it reads the whole file, so that a damaged file is refused before the workdir is
+    created.
     """
     train = task.config.train
     if not (train.init_vectors or train.freeze_vectors):
@@ -337,9 +346,10 @@ def check_vectors(task, program, *, is_new: bool) -> None:
 
 
 def put_vectors(task, params):
-    """Returns parameters with the vectors of the file that the config names; prints their number.
+    """Returns parameters with the vectors of the file that the config names.
 
-    A token takes the vector of the word that it stands for. Other rows stay.
+    A token takes the vector of the word that it represents. Tokens without one keep their rows.
+    Prints the number of words found.
     """
     path = task.config.train.init_vectors
     if not path:
@@ -350,41 +360,41 @@ def put_vectors(task, params):
     rows = {}
     for word, vector in array_files.read(path):
         if word in id_of:
-            rows.setdefault(id_of[word], vector)  # of a repeated word, the first
+            rows.setdefault(id_of[word], vector)  # if a word is repeated, its first vector counts
     if not rows:
         raise UserError(f"config.train.init_vectors={path}: has no word of the vocabulary")
     say(f"from {path}: the vectors of {len(rows):,} of {len(ids):,} words")
-    places, vectors = np.array([*rows]), np.stack([*rows.values()])
+    row_ids, vectors = np.array([*rows]), np.stack([*rows.values()])
 
     def with_vectors(key_path, leaf):
         if parameters.tensor_name(key_path) != task.model.word_table:
             return leaf
-        put = jax.jit(lambda table: table.at[places].set(vectors), out_shardings=leaf.sharding)
+        put = jax.jit(lambda table: table.at[row_ids].set(vectors), out_shardings=leaf.sharding)
         return put(leaf)
 
     return jax.tree_util.tree_map_with_path(with_vectors, params)
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks of which only low-rank adapters are trained (Hu et al. 2021), as `config.lora` says.
+# Tasks that train only low-rank adapters (Hu et al. 2021), as `config.lora` says.
 #
-# The adapters stand in the tree of the parameters, beside their matrices. The task that is adapted
-# gets the tree that it knows, with W + alpha / r A B in the place of W.
+# The adapters are part of the tree of parameters, next to their matrices. The adapted task itself
+# does not know about them: it gets a tree in which W + alpha / r A B replaces W.
 
 Path = tuple[str, ...]
 
 
 @functools.cache
 def adapted(task: type[Task]) -> type[Task]:
-    """Returns the class of a task of which only adapters are trained."""
+    """Returns a subclass of a task that trains only adapters."""
     return type(f"Adapted{task.__name__}", (Adapted, task), {})
 
 
 class Adapted(Task):
-    """The methods of a task that read parameters with adapters.
+    """A mixin for tasks whose parameters contain adapters.
 
-    `loss`, `rollouts`, `experience`, `calibrated` and `evaluations` of the task itself get
-    parameters without them.
+    It removes the adapters from the parameters before it calls the methods `loss`, `rollouts`,
+    `experience`, `calibrated` and `evaluations` of the task itself.
     """
 
     def __init__(self, *args, **options):
@@ -406,11 +416,15 @@ class Adapted(Task):
             box, tree = params, adapters
             for folder in folders:
                 box, tree = box[folder], tree.setdefault(folder, {})
+            # The key depends on the name alone, so that the initial value of an adapter does not
+            # depend on which other matrices have adapters.
             key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
             pair = self._adapters.initial(key, self._lora.rank, box[name])
             tree[name + low_rank.A], tree[name + low_rank.B] = pair
         return parameters.merged(params, adapters)
 
+    # The loss merges lazily, one layer of a stack at a time, so that neither the merged stack nor
+    # its gradient is in memory. Sampling below merges once, because it reads W for every token.
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
         return super().loss(low_rank.joined(params, self._adapters.lazy), batch, context)
 
@@ -418,12 +432,15 @@ class Adapted(Task):
         return function(low_rank.joined(params, self._adapters.merged), batch, context)
 
     def _calibrated(self, calibrated, params: Params) -> Params:
-        """Returns the parameters with those that are measured, which belong to heads."""
+        """Returns the parameters after calibration, which changes only parameters of heads."""
         measured = calibrated(self.merged(params))
         return params | {name: measured[name] for name in self.heads}
 
     def group(self, path: Path) -> str | None:
-        """Returns the group of an adapter, that of its matrix; None for what is not trained."""
+        """Returns the group of a parameter: an adapter is in the group of its matrix.
+
+        Returns None for parameters that are not trained.
+        """
         *folders, name = path
         matrix = (*folders, low_rank.matrix_of(name))
         is_trained = low_rank.is_adapter(name) or self._is_whole(path)
@@ -448,7 +465,7 @@ class Adapted(Task):
     def evaluation_programs(self, params: Params):
         merged = low_rank.without(params)
         programs = super().evaluation_programs(merged)
-        # The merged parameters are in memory beside the state.
+        # During an evaluation the merged parameters are in memory beside the state.
         return {
             name: EvaluationProgram(lowered, (held, merged), remedy)
             for name, (lowered, held, remedy) in programs.items()
@@ -456,26 +473,26 @@ class Adapted(Task):
 
     @functools.cached_property
     def _traits(self) -> dict[Path, parameters.Traits]:
-        """The traits of the task's own parameters, by path."""
+        """The traits of the task's parameters without adapters, by path."""
         traits = parameters.traits(jax.eval_shape(super().init, jax.random.key(0)))
         leaves = jax.tree_util.tree_leaves_with_path(traits)
         return {parameters.names(path): each for path, each in leaves}
 
     @functools.cached_property
     def _matrices(self) -> tuple[Path, ...]:
-        """The paths of the matrices with adapters, of those that the task trains without them.
+        """The paths of the matrices that have adapters.
 
-        Raises UserError where `config.lora` names a matrix, a layer or a parameter that the task
-        lacks.
+        They are matrices that the task would train if there were no adapters. Raises UserError if
+        `config.lora` names a matrix, a layer or a parameter that the task does not have.
         """
-        could = [
+        candidates = [
             path
             for path, traits in self._traits.items()
             if low_rank.is_matrix(traits)
             and super(Adapted, self).group(path) is not None
             and not self._is_whole(path)
         ]
-        chosen = _matching("matrices", self._lora.matrices, could)
+        chosen = _matching("matrices", self._lora.matrices, candidates)
         if self._lora.layers and self.config.optimizer.layer_decay != 1:
             raise UserError(
                 f"config.optimizer.layer_decay={self.config.optimizer.layer_decay}: needs adapters "
@@ -499,14 +516,15 @@ class Adapted(Task):
         return frozenset(_matching("trained", self._lora.trained, self._traits))
 
     def _is_whole(self, path: Path) -> bool:
-        """Returns whether a parameter is trained whole."""
+        """Returns whether a parameter itself is trained, rather than an adapter."""
         return path[0] in self.heads or path in self._trained
 
 
 def checkpoints(lora) -> Callable[..., Checkpoints]:
     """Returns the class of the checkpoints of a run with this section `config.lora`.
 
-    They are read as those of a run without adapters, whose matrices have taken them up.
+    Checkpoints with adapters are read as if the run had none, with the adapters merged into their
+    matrices.
     """
     return Checkpoints if lora.rank is None else functools.partial(_Merged, Adapters.of(lora))
 
@@ -528,7 +546,10 @@ class _Merged(Checkpoints):
 
 
 def _with_adapters(stored: Params, params: Params) -> Params:
-    """Returns shapes with shardings, and with the stored adapters, whole on each device."""
+    """Returns `params`, shapes with shardings, together with the stored adapters.
+
+    The adapters are small, and are replicated on all devices.
+    """
     tree = {}
     for name, leaf in stored.items():
         if isinstance(leaf, dict):
@@ -544,9 +565,9 @@ def _with_adapters(stored: Params, params: Params) -> Params:
 
 
 def _matching(key: str, patterns: Iterable[str], paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Returns the paths whose name, or the end of it, matches a pattern of `config.lora.<key>`.
+    """Returns the paths that match a pattern of `config.lora.<key>`, as a whole or at their end.
 
-    Raises UserError for a pattern that none matches.
+    Raises UserError for a pattern that matches no path.
     """
     by_name = {"/".join(path): path for path in paths}
     matching = {}
