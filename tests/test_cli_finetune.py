@@ -117,7 +117,7 @@ def test_mistakes_in_training_are_refused(trained):
     for arguments, words in (
         ([CONFIG, *flags, new, f"--config.data.valid_files={wrong}"], "wrong.tsv:1: unknown label"),
         ([CONFIG, *flags[1:], new], "config.init_from is missing"),
-        (["--config=configs/bert/base.py", new], "no task of fine-tuning"),
+        (["--config=configs/bert/base.py", new], "not a fine-tuning task"),
         ([CONFIG, *flags, new, "--seeds=2", "--profile=1:2"], "--profile is for one run"),
         ([CONFIG, *flags, trained.run, "--seeds=2"], "runs/seed-0: holds a single run"),
         ([CONFIG, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),

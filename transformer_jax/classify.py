@@ -1,14 +1,15 @@
-"""Zero-shot classification, one line of stdin at a time: python -m transformer_jax.classify
+"""Zero-shot classification, line by line: python -m transformer_jax.classify
 --workdir=DIR --labels=sports,politics,music < texts > labels
 
-The run is a classifier of pairs that was fine-tuned on inference (MNLI, RTE, QNLI): one of its
-classes is called entailment. The labels may be any words. A label is likely where the text entails
-its hypothesis, "This example is LABEL."; only the text is cut where both are too long.
+The run must be a classifier of text pairs that was fine-tuned on natural language inference (MNLI,
+RTE or QNLI), with a class called entailment. The labels may be any words. A label is likely if the
+text entails the hypothesis "This example is LABEL."; if the two are too long, only the text is
+truncated.
 
-Without --multi_label a line has one label. With it, a line has all labels whose own probability is
-above one half, separated by commas. --json gives an object a line, with the probabilities of all
-labels, the largest first. An empty line gives an empty line, with --json an object with an empty
-text and null labels.
+By default a line has one label. With --multi_label, it has all labels whose own probability is
+above one half, separated by commas. With --json, it prints one object per line, with the
+probabilities of all labels in descending order. For an empty line, it prints an empty line or, with
+--json, an object with an empty text and null labels.
 """
 
 import json
@@ -23,19 +24,20 @@ from transformer_jax.config import UserError
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_multi_string("text", [], "A text, instead of those of stdin; may be repeated.")
+    flags.DEFINE_multi_string("text", [], "A text to read instead of stdin; may be repeated.")
     flags.DEFINE_list("labels", [], "Labels, separated by commas.")
     flags.DEFINE_string(
         "hypothesis_template", "This example is {}.", "The hypothesis, with {} for the label."
     )
-    flags.DEFINE_bool("multi_label", False, "Decide about each label by itself.")
+    flags.DEFINE_bool("multi_label", False, "Decide about each label independently.")
     flags.DEFINE_enum(
         "long",
         None,
         ["truncate", "skip", "refuse"],
-        "A text longer than config.task.length: cut it, leave its labels empty, or refuse it.",
+        "What to do with a text longer than config.task.length: truncate it, leave its labels "
+        "empty, or refuse it.",
     )
-    flags.DEFINE_bool("json", False, "Print one JSON object a line.")
+    flags.DEFINE_bool("json", False, "Print one JSON object per line.")
 
 
 def main() -> None:

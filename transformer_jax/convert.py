@@ -7,17 +7,18 @@ python -m transformer_jax.convert --workdir=DIR --to_peft=NEW
 python -m transformer_jax.convert --workdir=DIR --to_vectors=FILE
 
 A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
-architecture is one that a file in transformer_jax/huggingface/ describes. The new folder is
-complete or not there at all.
+architecture must be one that a file in transformer_jax/families/ converts. If a conversion fails,
+no new folder is left behind.
 
---to_hf writes a run with adapters (config.lora) as one model. --to_peft writes its adapters apart,
-in the format of PEFT. --from_peft reads such adapters of the model of RUN.
+--to_hf writes a run with adapters (config.lora) as one model, into which they are merged. --to_peft
+writes the adapters without their base model, in the format of PEFT. --from_peft reads such adapters
+for the model of RUN.
 
---to_vectors writes the vectors of a run's words, or the embeddings that its model reads, in the
-format of word2vec: FILE.bin in the binary one, another name in the text one.
+--to_vectors writes the word vectors of a run, or the input embeddings of its model, in the format
+of word2vec: binary if FILE ends in .bin, otherwise text.
 
-Fine-tuned heads are converted too. Set what config.json does not say about their task together
-with --from_hf:
+Fine-tuned heads are converted too. What config.json does not say about their task is set by flags
+beside --from_hf:
     two texts:     --config.task.pair=2 --config.task.label=3
     four choices:  --config.task.choices='("2", "3", "4", "5")' --config.task.label=6
 """
@@ -51,8 +52,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "architecture",
         None,
-        "The class of transformers that --to_hf writes, where a run suits more than one; also that "
-        "of PEFT's adapters.",
+        "The class of transformers that --to_hf writes if a run fits more than one, or that PEFT's "
+        "adapters belong to.",
     )
 
 
@@ -85,8 +86,8 @@ def main() -> None:
 def from_hf(folder, target, overrides=()) -> None:
     """Converts the Hugging Face checkpoint in `folder` to the workdir `target`, a run at step 0.
 
-    `overrides` are pairs of a key and a value. They may set config.model.vocab_multiple and the
-    keys of config.task. Raises UserError for a checkpoint that cannot be converted.
+    `overrides` are pairs of a key and a value, for config.model.vocab_multiple and the keys of
+    config.task. Raises UserError for a checkpoint that cannot be converted.
     """
     import jax
     import numpy as np
@@ -116,8 +117,8 @@ def from_hf(folder, target, overrides=()) -> None:
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
         targets = params
         if task.tokenizer is not None:
-            # The ids that fine-tuning adds belong to no text. Their rows keep their values, and
-            # those of padding, too.
+            # The model may have more rows than the checkpoint: for special tokens that fine-tuning
+            # adds, and for padding of the vocabulary. They keep their initial values.
             vocab_size = family.vocab_size(hf_config)
             _check_tokenizer(folder, task.tokenizer, vocab_size)
             targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
@@ -132,7 +133,7 @@ def from_hf(folder, target, overrides=()) -> None:
 
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
-    """Raises UserError where the tokenizer has more tokens than the model."""
+    """Raises UserError if the tokenizer has more tokens than the model."""
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens: must be at most "
@@ -143,8 +144,8 @@ def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
 def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     """Writes a checkpoint of the workdir `run` to the new folder `target` in Hugging Face's format.
 
-    `step` is a number, "best" or "latest". `architecture` is the class of transformers; None: the
-    first that suits the run. Raises UserError for a run that Hugging Face's models do not compute.
+    `step` is a number, "best" or "latest". `architecture` is the class of transformers; None means
+    the first that fits the run. Raises UserError for a run without an equivalent there.
     """
     import jax
 
@@ -153,7 +154,7 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     from transformer_jax.runs.open import open_run
 
     _check_on_disk("to_hf", target)
-    # The whole parameters are copied to the host: more devices would hold more copies of them.
+    # All parameters are copied to the host, so loading them onto more devices would be a waste.
     task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
     config = task.config
     family = families.run_family(config, architecture)
@@ -191,8 +192,8 @@ def _check_on_disk(flag: str, target) -> None:
 def from_peft(folder, target, base, architecture=None) -> None:
     """Converts PEFT's adapters in `folder` to the workdir `target`, a run at step 0.
 
-    They adapt the run `base`, whose parameters the new run has, too. Raises UserError for adapters
-    of another model.
+    They adapt the run `base`, whose parameters are copied into the new run. Raises UserError for
+    adapters of another model.
     """
     from transformer_jax.runs import peft
 
@@ -203,7 +204,7 @@ def from_peft(folder, target, base, architecture=None) -> None:
 def to_peft(run, target, step="best", architecture=None) -> None:
     """Writes the adapters of the workdir `run` to the new folder `target` in PEFT's format.
 
-    Raises UserError for a run without adapters, and for adapters that PEFT does not have.
+    Raises UserError for a run without adapters, and for adapters that PEFT cannot express.
     """
     from transformer_jax.runs import peft
 
@@ -213,9 +214,9 @@ def to_peft(run, target, step="best", architecture=None) -> None:
 
 
 def to_vectors(run, path, step="best", overrides=()) -> None:
-    """Writes the vectors of the words of the workdir `run`, or the embeddings of its tokens.
+    """Writes the word vectors of the workdir `run`, or the input embeddings of its model.
 
-    The file has the binary format of word2vec where `path` ends in ".bin", else the text format.
+    The file has the binary format of word2vec if `path` ends in ".bin", otherwise the text format.
     """
     from transformer_jax.data import array_files
     from transformer_jax.inference.static_vectors import StaticVectors
@@ -229,7 +230,7 @@ def to_vectors(run, path, step="best", overrides=()) -> None:
 
 @contextlib.contextmanager
 def _new_folder(target):
-    """Yields a folder to fill. It becomes `target` when the context ends without an error.
+    """Yields a folder to fill, which is renamed to `target` if the context ends without an error.
 
     Raises UserError if `target` exists and is not an empty folder.
     """
@@ -251,9 +252,9 @@ def _new_folder(target):
 
 @contextlib.contextmanager
 def _new_folder_in_bucket(target):
-    """`_new_folder` in a bucket, which cannot rename.
+    """Like `_new_folder`, but in a bucket, where folders cannot be renamed.
 
-    A run exists once its config.json does, and that is written last.
+    An unfinished folder does not count as a run, because config.json is written last.
     """
     if target.exists():
         raise UserError(f"{target}: exists already; name a new folder")

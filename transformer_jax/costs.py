@@ -1,13 +1,13 @@
-"""Computes the costs of a training: python -m transformer_jax.costs
+"""Computes the cost of a training run: python -m transformer_jax.costs
 --config=configs/gpt/gpt2.py:124m --device=h100 --mfu=0.4 --price=2.50
 
-FLOPs follow the formulas of dry_run and of the progress line's MFU. Device hours follow from the
-expected share of the peak rate (MFU), money from a price per device hour. A fine-tuning config
-takes its model from --config.init_from; each of its rows counts with its full length.
+FLOPs are counted by the same formulas as in dry_run and in the MFU of the progress line. Device
+hours follow from the expected share of the peak rate (MFU), and money from a price per device hour.
+A fine-tuning config takes its model from --config.init_from; each row is counted at full length.
 
-Without --config it computes published figures from the package's layers and configs, and prints
-each beside the published one: FLOPs of layers, parameters of every named model, FLOPs of trainings.
-Tables go to stderr, one JSON object to stdout.
+Without --config, it computes published figures from the package's layers and configs, and prints
+them beside the published values: FLOPs of layers, parameters of all named models, and FLOPs of
+training runs. Tables go to stderr, and one JSON object goes to stdout.
 """
 
 import json
@@ -32,7 +32,7 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "mfu",
         0.4,
-        "Expected share of the chip's peak rate that the model's own operations reach.",
+        "Expected share of the chip's peak rate that the model's own operations reach (MFU).",
     )
     flags.DEFINE_float(
         "price", None, "Price of an hour of one device, in any currency.", lower_bound=0
@@ -41,9 +41,9 @@ def define_flags() -> None:
 
 def main() -> None:
     if cli.FLAGS.config:
-        return _of_config()
+        return _config_costs()
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
-        raise UserError(f"--{given[0]} needs --config, the training to cost")
+        raise UserError(f"--{given[0]} needs --config, whose cost is computed")
     from transformer_jax.pictures.progress import say
 
     published = _published_tables()
@@ -76,7 +76,7 @@ def _record(row) -> dict:
 def _published_tables():
     """Returns the module benchmarks/published.py of a checkout.
 
-    Raises UserError where the package is installed without one.
+    Raises UserError if the package is installed without one.
     """
     from transformer_jax.config import load_module
 
@@ -93,7 +93,7 @@ def _line(row) -> str:
     return f"  {row.name:<30} {value:>18} {sign:>3} {row.printed or '':<8} {row.formula}{note}"
 
 
-def _of_config() -> None:
+def _config_costs() -> None:
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import estimate
     from transformer_jax.runs.spec import resolve
@@ -130,7 +130,7 @@ def _of_config() -> None:
 
 
 def _check_flags(options):
-    """Returns the chip of --device, or None. Raises UserError for a flag without meaning."""
+    """Returns the chip of --device, or None. Raises UserError for flags that make no sense."""
     from transformer_jax import hardware
     from transformer_jax.config import choice
 

@@ -1,26 +1,27 @@
 """Draws pictures of a model and its training into a PNG file: python -m transformer_jax.draw
 attention --workdir=DIR --text="..." --output=FILE.png
 
-    attention     the words that each word of --text attends to, in all layers and heads; with
-                  --layer=2 in its heads, with the words; with --layer=2 --head=3 in one head
+    attention     the attention weights between the words of --text, in all layers and heads; with
+                  --layer=2 in the heads of one layer, labeled with the words; with --layer=2
+                  --head=3 in one head
     coreference   the words that "it" attends to in "The animal didn't cross the street because it
-                  was too tired" and "... too wide"; --text (twice) and --word name others
+                  was too tired" and "... too wide"; --text (twice) and --word set others
     neighbours    the occurrences of --word in --texts=FILE with the most similar hidden states in
-                  the last layer, or in --layer=2, beside the neighbours of its embedding. Where a
-                  line is WORD, SENSE and TEXT with tabs between, also the share of occurrences
-                  whose nearest one has the same sense, by layer; --word= takes all words.
-                  Without --texts, the words whose vectors are nearest to that of --word
+                  the last layer, or in --layer=2, beside the nearest neighbors of its embedding.
+                  If lines are WORD, SENSE and TEXT separated by tabs, also the share of occurrences
+                  whose nearest neighbor has the same sense, by layer; --word= takes all words.
+                  Without --texts, the words whose vectors are nearest to the vector of --word
     analogy       the words nearest to b - a + c for --words=a,b,c, such as man,king,woman; with
-                  --analogies=FILE of ": SECTION" lines and lines "a b c d", the share of
-                  questions whose answer is d, by section
-    positions     the position vectors of the run, learned ones by their cosine similarity; without
-                  --workdir the sinusoids of Vaswani et al. 2017
+                  --analogies=FILE of lines ": SECTION" and "a b c d", the share of questions for
+                  which the nearest word is d, by section
+    positions     the position vectors of the run, with cosine similarities for learned ones;
+                  without --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
-    result        the results of a run, where its task draws them: the contacts of a protein in
-                  --text=RESIDUES, or of the first held-out one beside the truth; the patches that
-                  the class of an image comes from, by attention rollout, or the reconstructed
-                  ones of masked_patches, for files --text=FILE or the first held-out images
-    confusion     a classification: how often each label of --set was predicted as each label
+    result        the results of a run, if its task can draw them. Contacts: those of a protein in
+                  --text=RESIDUES, or of the first held-out one beside the truth. Images: the
+                  patches that the class depends on, by attention rollout, or the reconstructed
+                  patches of masked_patches, for files --text=FILE or the first held-out images
+    confusion     how often each label of --set was predicted as each label, by a classifier
     curves        the learning curves of one or more --workdir, from their metrics.jsonl
 """
 
@@ -34,7 +35,7 @@ from transformer_jax.config import UserError
 _SENTENCE = "The animal didn't cross the street because it was too {}."
 TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 
-_FLAGS = {  # of each picture, beside --output
+_FLAGS = {  # that each picture takes, besides --output
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
@@ -52,21 +53,23 @@ def define_flags() -> None:
     cli.define_workdir(multiple=True)
     cli.define_step()
     flags.DEFINE_string("output", None, "PNG file to write; default PICTURE.png.")
-    flags.DEFINE_multi_string("text", [], "A text; for coreference two or more.")
+    flags.DEFINE_multi_string("text", [], "A text; for coreference, two or more.")
     flags.DEFINE_string(
-        "target", None, "Translation of --text; default: the translation by the model."
+        "target", None, "Translation of --text; default: the model's own translation."
     )
-    flags.DEFINE_string("kind", None, "Translation: cross (the default), encoder or decoder.")
+    flags.DEFINE_string(
+        "kind", None, "Attention of a translation run: cross (the default), encoder or decoder."
+    )
     flags.DEFINE_integer("layer", None, "Number of a layer, from 1.", lower_bound=1)
     flags.DEFINE_integer("head", None, "Number of a head, from 1.", lower_bound=1)
     flags.DEFINE_string(
         "word", "it", "coreference: the word that refers to another; neighbours: the word."
     )
-    flags.DEFINE_string("texts", None, "neighbours: a file of texts, one a line.")
-    flags.DEFINE_list("words", [], "analogy: a,b,c: the word to c as b is to a.")
-    flags.DEFINE_string("analogies", None, "analogy: a file of sections and of four words a line.")
+    flags.DEFINE_string("texts", None, "neighbours: a file of texts, one per line.")
+    flags.DEFINE_list("words", [], "analogy: a,b,c asks for the word that is to c as b is to a.")
+    flags.DEFINE_string("analogies", None, "analogy: a file of sections, with four words per line.")
     flags.DEFINE_bool("pieces", False, "attention: between tokens instead of words.")
-    flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: part of the data.")
+    flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: the part of the data.")
     flags.DEFINE_string(
         "against",
         "step",
@@ -75,8 +78,8 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "metrics",
         [],
-        "curves: names such as valid/loss,valid/bleu, a panel each; default: "
-        "losses, accuracies, learning rate, norms and all scores.",
+        "curves: names such as valid/loss,valid/bleu, each in its own panel; default: losses, "
+        "accuracies, learning rate, norms and all scores.",
     )
 
 
@@ -103,7 +106,7 @@ def main() -> None:
 
 
 def _check_flags(options, picture: str) -> None:
-    """Raises UserError for a flag of another picture."""
+    """Raises UserError for a flag that the picture does not take."""
     own = _FLAGS[picture]
     for name in sorted({flag for names in _FLAGS.values() for flag in names} - set(own)):
         if options[name].present:
@@ -120,10 +123,10 @@ def attention(options):
     translates = "cross" in task.attentions
     if options.target is not None and (not translates or kind == "encoder"):
         raise UserError("--target: needs a translation, with --kind=cross or decoder")
-    of_translation = dict(kind=kind, target=options.target) if translates else {}
-    weights = task.attention(params, text, pieces=options.pieces, **of_translation)
-    place = "from the translation to the source" if kind == "cross" else f"in the {kind}"
-    return pictures.attention(weights, options.layer, options.head, f"attention {place}: {text}")
+    arguments = dict(kind=kind, target=options.target) if translates else {}
+    weights = task.attention(params, text, pieces=options.pieces, **arguments)
+    where = "from the translation to the source" if kind == "cross" else f"in the {kind}"
+    return pictures.attention(weights, options.layer, options.head, f"attention {where}: {text}")
 
 
 def coreference(options):
@@ -133,10 +136,9 @@ def coreference(options):
     task, params, folder = _opened(options)
     _check_attends(task, folder)
     kind = "encoder" if "encoder" in task.attentions else task.attentions[0]
-    of_translation = dict(kind=kind) if "cross" in task.attentions else {}
+    arguments = dict(kind=kind) if "cross" in task.attentions else {}
     weights = [
-        (text, task.attention(params, text, **of_translation))
-        for text in options.text or [TIRED, WIDE]
+        (text, task.attention(params, text, **arguments)) for text in options.text or [TIRED, WIDE]
     ]
     if kind == "decoder":
         say(
@@ -194,14 +196,16 @@ def curves(options):
         raise UserError(
             "--workdir: two runs of the same name; their folders must differ in the last part"
         )
-    # The legends name several runs.
+    # The names of several runs are in the legends instead.
     title = options.workdir[0] if len(options.workdir) == 1 else ""
     panels = {name: (name,) for name in options.metrics}
     return pictures.curves(runs, panels, options.against, title)
 
 
 def _metrics(folder: str, options) -> list[dict]:
-    """Returns the lines of a run's metrics.jsonl, which must have the metrics asked for."""
+    """Returns the lines of a run's metrics.jsonl. Raises UserError if a requested metric is not
+    there.
+    """
     from transformer_jax.runs import spec
     from transformer_jax.storage import buckets
 
@@ -220,7 +224,7 @@ def _metrics(folder: str, options) -> list[dict]:
 
 
 def _opened(options, *allowed: str):
-    """Returns (task, params, folder) of the only --workdir, whose `allowed` keys may be set."""
+    """Returns (task, params, folder) of the only --workdir. Flags may set the keys `allowed`."""
     from transformer_jax.runs.open import open_run
 
     folder = _folder(options)

@@ -1,11 +1,11 @@
-"""Compiles a config without running it: python -m transformer_jax.dry_run
+"""Compiles the training of a config without running it: python -m transformer_jax.dry_run
 --config=configs/wmt/big.py --topology=v5e:4x4
 
 The target is the devices of this machine, --devices=N virtual CPU devices, or a --topology of TPUs
-or GPUs, whose compilers run on any machine. Nothing is allocated and no data is opened, except the
-examples of a fine-tuning whose config does not name its labels. Shardings, memory and roofline go
-to stderr, one JSON object to stdout. The evaluations during training are compiled, too: a run fits
-if they do. A model that does not fit is a result, with exit code 0.
+or GPUs, whose compilers run on any machine. Nothing is allocated and no data is opened, except for
+the examples of a fine-tuning task whose config does not list its labels. Shardings, memory and a
+roofline estimate go to stderr, and one JSON object goes to stdout. A run fits only if its
+evaluations do, so they are compiled, too. The exit code is also 0 for a model that does not fit.
 """
 
 import json
@@ -23,7 +23,7 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "devices",
         None,
-        "Number of virtual CPU devices to compile for; default: the devices of this machine.",
+        "Number of virtual CPU devices to compile for; default: this machine's devices.",
         lower_bound=1,
         upper_bound=2**16,
     )
@@ -36,7 +36,8 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "search",
         False,
-        "Try meshes, rematerialisation and microbatches; print those that fit, the fastest first.",
+        "Try meshes, rematerialization policies and microbatches; print those that fit, fastest "
+        "first.",
     )
 
 
@@ -71,7 +72,8 @@ def _compile(run, devices) -> dict:
     program = Program.of(config, task, devices)
     say("\n".join(estimate.table(program)))
     estimated = estimate.estimate(config, task, program)
-    # The answer is known where the update is refused, and its evaluations may take long to compile.
+    # If the compiler refused the update, the run does not fit. Compiling its evaluations would
+    # only take time.
     evaluated = [] if estimated.refused else verdict.evaluations(config, task, program)
     say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
     if cli.FLAGS.topology and topology.is_gpu(cli.FLAGS.topology):
@@ -98,7 +100,9 @@ def _search(config, devices) -> dict:
 
 
 def _record(estimated) -> dict:
-    """Returns the fields of an estimate; null where the compiler refused or the chip is unknown."""
+    """Returns the fields of an estimate; they are null if the compiler refused the program, or if
+    they depend on the chip and it is unknown.
+    """
     roofline = estimated.roofline
     sizes = ("arguments", "outputs", "temporaries", "peak")
     times = ("compute_s", "memory_s", "network_s", "bound")
@@ -115,7 +119,7 @@ def _record(estimated) -> dict:
 
 
 def _evaluation_record(evaluated) -> dict:
-    """Returns the fields of a program of an evaluation; null as above."""
+    """Returns the fields of an evaluation's program; null as in `_record`."""
     sizes = ("arguments", "temporaries", "peak")
     return {
         "bytes_per_device": {name: getattr(evaluated, name) for name in sizes},

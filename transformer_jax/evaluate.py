@@ -1,13 +1,13 @@
-"""Evaluates a run, and prints one JSON object: python -m transformer_jax.evaluate --workdir=DIR
+"""Evaluates a run and prints one JSON object: python -m transformer_jax.evaluate --workdir=DIR
 [--set=test]
 
---prompts=FILE.json --shots=0,1,8 evaluates a language model by prompts instead; see
-inference/prompting.py for the format of the file. --config.decode.beam=1,
---config.data.test_source=FILE and the like hold for this call.
+--prompts=FILE.json --shots=0,1,8 evaluates a language model in context instead; see
+inference/prompting.py for the format of the file. Flags such as --config.decode.beam=1 and
+--config.data.test_source=FILE apply to this call only.
 
---against=DIR2 compares the run with another one, whose outputs for the same set are scored with the
-same measures: both scores, their difference with its 95 % interval, and its p-value, by the paired
-bootstrap.
+--against=DIR2 compares the run with another one, whose outputs for the same set are scored by the
+same measures. It prints both scores, their difference with its 95% confidence interval, and its
+p-value, by the paired bootstrap.
 """
 
 import json
@@ -38,12 +38,12 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_enum("set", "valid", ["valid", "test"], "Part of the data to evaluate.")
-    flags.DEFINE_string("against", None, "Workdir of another run, to compare outputs with.")
+    flags.DEFINE_string("against", None, "Workdir of another run whose outputs are compared.")
     flags.DEFINE_string(
-        "prompts", None, "JSON file of a task, its examples and its items, instead of --set."
+        "prompts", None, "JSON file of a task with its examples and items, instead of --set."
     )
     flags.DEFINE_list(
-        "shots", ["0"], "With --prompts: numbers of examples in a prompt, such as 0,1,8."
+        "shots", ["0"], "With --prompts: numbers of examples in each prompt, such as 0,1,8."
     )
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     options = cli.FLAGS
     _check_flags(options)
     if options.prompts:
-        results = _by_prompts(options)
+        results = _in_context(options)
     elif options.against:
         results = {"set": options.set, "against": options.against, **_compared(options)}
     else:
@@ -74,6 +74,7 @@ def _compared(options) -> dict:
     from transformer_jax.inference import translating
 
     answers = []
+    # The run of --workdir is opened last, since its task provides the measures.
     for workdir in (options.against, options.workdir):
         task, params = cli.open_run("answers", "has outputs to compare", ALLOWED, workdir)
         answers.append(task.answers(params, options.set))
@@ -82,8 +83,8 @@ def _compared(options) -> dict:
     return {"examples": len(own.outputs), "scores": compared}
 
 
-def _by_prompts(options) -> dict:
-    """Returns the results of prompts with each number of examples."""
+def _in_context(options) -> dict:
+    """Returns the results of in-context evaluation for each number of examples."""
     from transformer_jax.inference import prompting
 
     prompts = prompting.read(options.prompts)

@@ -1,10 +1,11 @@
 """Writes the hidden states of texts as arrays: python -m transformer_jax.features --workdir=DIR
 --output=FILE.npz < texts
 
-The texts come from stdin, one a line. --output=FILE.safetensors writes that format. Text n, from 0,
-is the array text_n (layers, tokens, d_model). stdout gives its tokens, one JSON array a text;
-[CLS] and [SEP] are among them. An empty line has [CLS] and [SEP] alone. A translation run reads
-the texts as sources: layer 0 is their embeddings, layer 1 the states of its encoder.
+The texts are the lines of stdin. The file is written as NumPy's .npz, or as safetensors for
+--output=FILE.safetensors. Text n, counted from 0, has the array text_n (layers, tokens, d_model).
+The tokens of each text, including [CLS] and [SEP], go to stdout as a JSON array. An empty line has
+only [CLS] and [SEP]. A translation run reads the texts as sources: layer 0 is their embeddings, and
+layer 1 the output of the encoder.
 """
 
 import json
@@ -25,7 +26,8 @@ def define_flags() -> None:
         "long",
         "truncate",
         ["truncate", "skip", "refuse"],
-        "A text too long for the model: cut it, give it no tokens, or refuse it.",
+        "What to do with a text too long for the model: truncate it, give it no tokens, or refuse "
+        "it.",
     )
     flags.DEFINE_list(
         "layers",
@@ -64,7 +66,7 @@ def _layers(numbers: list[str]) -> tuple[int, ...]:
 
 
 def _write(arrays: dict, path: pathlib.Path) -> None:
-    """Writes the arrays to `path`, which appears whole or not at all."""
+    """Writes the arrays to `path`, which appears as a whole or not at all."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

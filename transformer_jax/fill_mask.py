@@ -1,9 +1,9 @@
 """Fills the masks of a text: python -m transformer_jax.fill_mask --workdir=DIR --text="the [MASK]
 statement"
 
-Without --text the texts come from stdin, one a line. Each mask gives a line of words with their
-probabilities; --json gives objects instead. An empty line gives an empty line, with --json an empty
-list.
+Without --text, the texts are the lines of stdin. For each mask, it prints a line of words with
+their probabilities; with --json, it prints one JSON array per text. For an empty line, it prints an
+empty line or, with --json, an empty array.
 """
 
 import json
@@ -24,10 +24,10 @@ def define_flags() -> None:
         "long",
         "split",
         ["split", "skip", "refuse"],
-        "A text too long for the model: read its sentences one by one, leave it "
-        "empty, or refuse it.",
+        "What to do with a text too long for the model: read it sentence by sentence, skip it, or "
+        "refuse it.",
     )
-    flags.DEFINE_bool("json", False, "Print one JSON object a text.")
+    flags.DEFINE_bool("json", False, "Print one JSON array per text.")
 
 
 def main() -> None:

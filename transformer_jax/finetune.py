@@ -1,9 +1,9 @@
 """Fine-tunes a pre-trained run: python -m transformer_jax.finetune
 --config=configs/finetune/glue.py:sst2 --config.init_from=DIR --workdir=DIR2
 
-The model is that of the run, or converted checkpoint, in init_from. --config.model.dropout=0.2 and
-the like change it. --seeds=3 trains three runs, in DIR2/seed-0 and so on, and prints the mean and
-the standard deviation of their last scores as one JSON object.
+The model is taken from the run or converted checkpoint in init_from; flags such as
+--config.model.dropout=0.2 change it. With --seeds=3, it trains three runs in DIR2/seed-0 and so on,
+and prints the mean and the standard deviation of their final scores as one JSON object.
 """
 
 from transformer_jax.cli import flags as cli
@@ -19,8 +19,8 @@ def main() -> None:
     config = configs.read(cli.FLAGS.config)
     if not takes_model(config):
         raise UserError(
-            f"--config={cli.FLAGS.config}: config.task.name={config.task.name!r} is no task of "
-            "fine-tuning"
+            f"--config={cli.FLAGS.config}: config.task.name={config.task.name!r} is not a "
+            "fine-tuning task"
         )
     train()
 

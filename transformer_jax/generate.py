@@ -1,15 +1,15 @@
 """Continues text with a trained language model: python -m transformer_jax.generate --workdir=DIR
 --prompt="def " --max_tokens=100
 
---beam=4 searches for the likeliest continuation in place of drawing one. Prompts from a file, or
-several continuations of a prompt, give one JSON object a line, in order.
+--beam=4 uses beam search instead of sampling. For prompts from a file, or several continuations of
+a prompt, the output is one JSON object per line, in order.
 
---chat holds a conversation with a run that was trained on some, until Ctrl-D. Where stdin is no
-terminal, each of its lines is a message, and each line of stdout the answer to one. With --chat
-each prompt of --prompt or --prompts is a message that begins a conversation of its own.
+--chat holds a conversation with a run that was trained on conversations, until Ctrl-D. If stdin is
+not a terminal, each of its lines is a message, and each line of stdout is the reply to one. With
+--prompt or --prompts, each prompt is a message that starts its own conversation.
 
---best_of=16 --reward=DIR2 draws 16 continuations of each prompt, and gives that with the highest
-reward of a reward model.
+--best_of=16 --reward=DIR2 samples 16 continuations of each prompt, and returns the one with the
+highest reward according to a reward model.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from transformer_jax.cli import flags as cli
 from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 
-# The flags that answers have no use for, and those that a conversation has no use for either.
+# Flags that do not apply with --chat, and those that do not apply in a live conversation either.
 _TEXTS = ("beam", "n_best", "window")
 _PROMPTS = ("num_samples", "best_of")
-# The flags that a beam search has no use for.
-_DRAWING = (
+# Flags that do not apply with --beam.
+_SAMPLING = (
     "num_samples",
     "best_of",
     "temperature",
@@ -44,59 +44,63 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string(
-        "prompt", None, "Text to continue; without --prompt and --prompts the text is new."
+        "prompt", None, "Text to continue; without --prompt and --prompts, starts a new text."
     )
     flags.DEFINE_string(
         "prompts",
         None,
-        "File of prompts, one a line (*.jsonl: JSON strings, which may hold line "
-        "ends); - is stdin.",
+        "File of prompts, one per line (*.jsonl: JSON strings, which may contain line breaks); - "
+        "is stdin.",
     )
     flags.DEFINE_integer(
         "max_tokens",
         None,
-        "Most tokens of a continuation; by default 100, with --window=refuse at "
-        "most the room left, with --chat a quarter of the window.",
+        "Maximum number of tokens of a continuation; default: 100, with --window=refuse at most "
+        "the room left in the window, with --chat a quarter of the window.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
         "window",
         "slide",
         ["slide", "refuse"],
-        "A text longer than config.model.max_length: continue from its last half, or refuse it.",
+        "What to do with a text longer than config.model.max_length: continue from the last half "
+        "of the window, or refuse it.",
     )
-    flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
+    flags.DEFINE_integer("num_samples", 1, "Number of continuations per prompt.", lower_bound=1)
     flags.DEFINE_float("temperature", 1.0, "Divisor of the logits; 0: always the likeliest token.")
-    flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.")
+    flags.DEFINE_integer("top_k", 0, "Sample from the k likeliest tokens; 0: from all.")
     flags.DEFINE_float(
-        "top_p", 1.0, "Draw from the likeliest tokens that together have this probability."
+        "top_p", 1.0, "Sample from the likeliest tokens whose probabilities sum to this."
     )
     flags.DEFINE_float(
         "repetition_penalty",
         1.0,
         "Above 1: tokens that are already in the text become less likely.",
     )
-    flags.DEFINE_multi_string("stop", [], "End before this text; may be repeated.")
+    flags.DEFINE_multi_string("stop", [], "End in front of this text; may be repeated.")
     flags.DEFINE_integer(
-        "seed", 0, "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1
+        "seed", 0, "Equal seeds give equal texts.", lower_bound=0, upper_bound=2**31 - 1
     )
     flags.DEFINE_integer(
         "beam",
         None,
-        "Beam search with so many open texts, in place of drawing; --config.decode.alpha sets the "
-        "length penalty.",
+        "Use beam search with this many open hypotheses instead of sampling; "
+        "--config.decode.alpha sets the length penalty.",
         lower_bound=1,
     )
     flags.DEFINE_integer(
-        "n_best", 1, "Continuations of each prompt by --beam, the best first.", lower_bound=1
+        "n_best", 1, "With --beam: number of continuations per prompt, best first.", lower_bound=1
     )
-    flags.DEFINE_bool("chat", False, "Answer prompts, or hold a conversation; Ctrl-D ends it.")
-    flags.DEFINE_string("system", None, "Message of the system that begins the conversation.")
+    flags.DEFINE_bool("chat", False, "Reply to prompts, or hold a conversation; Ctrl-D ends it.")
+    flags.DEFINE_string("system", None, "System message at the start of the conversation.")
     flags.DEFINE_integer(
-        "best_of", None, "Draw so many continuations of each prompt for --reward.", lower_bound=1
+        "best_of",
+        None,
+        "Number of continuations per prompt from which --reward chooses.",
+        lower_bound=1,
     )
     flags.DEFINE_string(
-        "reward", None, "Folder of the run of a reward model, which chooses one of --best_of."
+        "reward", None, "Workdir of a reward model, which chooses among --best_of continuations."
     )
 
 
@@ -114,7 +118,7 @@ def main() -> None:
         raise UserError("--num_samples and --best_of: give one of them")
     has_prompts = options.prompt is not None or options.prompts
     if options.chat:
-        _refuse(_TEXTS, "--chat", "an answer")
+        _refuse(_TEXTS, "--chat", "a reply")
         if not has_prompts:
             _refuse(_PROMPTS, "--chat without --prompts", "a conversation")
     elif options.beam:
@@ -126,7 +130,7 @@ def main() -> None:
     settings = dict(max_tokens=options.max_tokens, how=how, stop=options.stop, seed=options.seed)
     if not options.chat:
         task, params = cli.open_run("generate", "continues text")
-        _say_that_it_answers(task.tokenizer)
+        _suggest_chat(task.tokenizer)
         _write(partial(task.generate, params, window=options.window, **settings))
         return
     task, params = cli.open_run("replies", "holds conversations")
@@ -137,7 +141,7 @@ def main() -> None:
 
 
 def _write(draw) -> None:
-    """Prints texts for the prompts, which `draw(prompts)` draws."""
+    """Prints the texts that `draw(prompts)` generates for the prompts."""
     options = cli.FLAGS
     prompts = _prompts()
     if options.best_of:
@@ -150,17 +154,17 @@ def _write(draw) -> None:
         _print_as_written(draw, prompts[0])
 
 
-def _say_that_it_answers(tokenizer) -> None:
-    """Says that a run knows the marks of conversations, where its prompts are continued."""
+def _suggest_chat(tokenizer) -> None:
+    """Suggests --chat for a run that was trained on conversations."""
     from transformer_jax.data.tokenizers import ChatTokenizer
     from transformer_jax.pictures.progress import say
 
     if isinstance(tokenizer, ChatTokenizer):
-        say("this run knows the marks of conversations; --chat answers, this continues plain text")
+        say("this run was trained on conversations; --chat replies, this continues plain text")
 
 
 def _as_turns(prompts):
-    """Returns the prompts as they are continued. Behind --system each is a conversation."""
+    """Returns the prompts to be continued; with --system, each becomes a conversation."""
     if cli.FLAGS.system is None:
         return prompts
     history = conversation.begun(cli.FLAGS.system)
@@ -168,14 +172,15 @@ def _as_turns(prompts):
 
 
 def _before(prompt: str) -> str:
-    """Returns the text in front of a text that is drawn: its prompt, but none before an answer."""
+    """Returns what is printed in front of a generated text: its prompt, but nothing for a reply."""
     return "" if cli.FLAGS.chat else prompt
 
 
 def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
-    """Raises UserError where one of the flags `names` is given, which `use` lacks."""
+    """Raises UserError if one of the flags `names` is given, which do not apply to `use`."""
     for name in names:
         option = cli.FLAGS[name]
+        # --window=refuse is what a beam search and a reply do anyway.
         if option.present and option.value != "refuse":
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
 
@@ -198,7 +203,7 @@ def _choose(draw, prompts) -> None:
 def _search() -> None:
     """Prints the best continuations by beam search."""
     options = cli.FLAGS
-    _refuse(_DRAWING, "--beam", "a beam search")
+    _refuse(_SAMPLING, "--beam", "a beam search")
     task, params = cli.open_run("generate_beam", "continues text")
     settings = dict(beam=options.beam, n_best=options.n_best, max_tokens=options.max_tokens)
     to_print, to_continue = itertools.tee(_prompts())
@@ -211,14 +216,14 @@ def _search() -> None:
 
 
 def _print_objects(prompts, continuations) -> None:
-    """Prints a JSON object for each continuation: the prompt, and the fields of a continuation."""
+    """Prints a JSON object for each continuation, with its prompt and its fields."""
     for prompt, continuation in zip(prompts, continuations):
         fields = {"prompt": prompt, "text": continuation.text, "finished": continuation.finished}
         print(json.dumps(fields | continuation._asdict(), ensure_ascii=False), flush=True)
 
 
 def _print_as_written(draw, prompt: str) -> None:
-    """Prints the prompt and its continuation, or an answer, while the model writes it."""
+    """Prints the prompt and its continuation, or a reply, while it is generated."""
     show = Streamed(cli.FLAGS.stop, before=_before(prompt))
     (drawn,) = draw(_as_turns([prompt]), watch=show)
     show.end(drawn.text)

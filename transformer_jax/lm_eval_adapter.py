@@ -2,9 +2,9 @@
 
 python -m transformer_jax.lm_eval_adapter --workdir=DIR --tasks=lambada_openai,piqa
 
-Needs the extra `lm_eval`. Prints one JSON object. Keys such as --config.decode.batch=16 and
---config.mesh.fsdp=8 apply to this call only. After an import of this module, the harness knows the
-model "transformer_jax" with the arguments workdir and step.
+It needs the extra `lm_eval`, and prints one JSON object. Flags such as --config.decode.batch=16 and
+--config.mesh.fsdp=8 apply to this call only. Importing this module registers the model
+"transformer_jax", with the arguments workdir and step, in the harness.
 """
 
 import json
@@ -23,7 +23,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError:
-    # `main` raises an error that names the extra to install.
+    # The module can still be imported; `main` raises an error that names the extra to install.
     lm_eval = None
     LM = object
 
@@ -33,10 +33,10 @@ except ImportError:
 
 @register_model("transformer_jax")
 class WorkdirLM(LM):
-    """A causal language model of a run, with the interface of lm_eval.api.model.LM.
+    """The causal language model of a run, with the interface of lm_eval.api.model.LM.
 
-    Each method takes requests with their arguments in `args`, and returns the answers in order. The
-    harness also passes a batch size and a device: the run's config is used instead.
+    Each method takes requests, whose arguments are in `args`, and returns the responses in order.
+    The harness also passes a batch size and a device, but the run's config is used instead.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WorkdirLM(LM):
             )
 
     def loglikelihood(self, requests) -> list[tuple[float, bool]]:
-        """Returns (log P(continuation | context), whether greedy decoding gives it)."""
+        """Returns (log P(continuation | context), whether greedy decoding would return it)."""
         pairs = [request.args for request in requests]
         likelihoods = self.task.log_likelihoods(self.params, pairs)
         likelihoods = track(likelihoods, "comparing continuations", len(pairs))
@@ -72,6 +72,8 @@ class WorkdirLM(LM):
                 text_numbers.append(number)
                 windows.append(window)
         log_probs = [0.0] * len(texts)
+        # Windows of several texts are scored together. A chunk of several batches leaves room for
+        # sorting them by length.
         size = 16 * self.task.config.decode.batch
         with Bar("reading (windows)", len(windows)) as bar:
             for start in range(0, len(windows), size):
@@ -85,7 +87,7 @@ class WorkdirLM(LM):
 
     def generate_until(self, requests) -> list[str]:
         """Returns the completion of each context."""
-        groups = {}  # requests with equal settings are completed together
+        groups = {}  # indices of the requests with the same settings, which are completed together
         for number, request in enumerate(requests):
             key = json.dumps(request.args[1], sort_keys=True)
             groups.setdefault(key, []).append(number)
@@ -114,7 +116,7 @@ class WorkdirLM(LM):
     ) -> Iterator[str]:
         """Yields the completion of each context. Settings have the harness's names and defaults.
 
-        A context that leaves no room for the completion loses its beginning.
+        A context that leaves too little room for the completion is truncated on the left.
         """
         from transformer_jax.inference.generation import Sampling
 
@@ -132,7 +134,7 @@ class WorkdirLM(LM):
             temperature=0.0 if do_sample is False else temperature, top_k=top_k, top_p=top_p
         )
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        # The tokens that the task puts in front of a text take room too.
+        # The special tokens that the task puts in front of a text take room, too.
         num_prefix = len(self.task.with_start([0])) - 1
         room = max_length - max_tokens - num_prefix
         prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
@@ -145,10 +147,11 @@ class WorkdirLM(LM):
 def rolling_windows(
     ids: list[int], length: int, prefix: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields pairs (context, continuation) that predict each token of a text once.
+    """Yields pairs (context, continuation) that predict each token of a text exactly once.
 
     The context of the first token is `prefix`. The continuations are disjoint windows of at most
-    `length` tokens. Context fills the last window up to the same length.
+    `length` tokens. The last window is usually shorter, so it gets more context up to the same
+    length.
     """
     ids = [prefix, *ids]
     for start in range(1, len(ids), length):
@@ -159,7 +162,8 @@ def rolling_windows(
 def last_tokens(text: str, count: int, tokenizer) -> str:
     """Returns the end of the text, with at most `count` tokens."""
     while len(ids := tokenizer.encode([text])[0]) > count:
-        # A cut within a character decodes to the replacement character.
+        # A cut between the bytes of a character decodes to replacement characters. Encoding the
+        # rest again may give more tokens, hence the loop.
         text = tokenizer.decode([ids[-count:]])[0].lstrip("\ufffd")
     return text
 
@@ -172,10 +176,10 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "num_fewshot",
         None,
-        "Number of examples in front of each item; default: that of the task.",
+        "Number of examples in front of each item; default: as set by the task.",
         lower_bound=0,
     )
-    flags.DEFINE_integer("limit", None, "Largest number of items of each task.", lower_bound=1)
+    flags.DEFINE_integer("limit", None, "Maximum number of items of each task.", lower_bound=1)
 
 
 def main() -> None:

@@ -1,23 +1,23 @@
-"""Predicts with a fine-tuned run, one line of stdin at a time: python -m transformer_jax.predict
+"""Predicts with a fine-tuned run, line by line: python -m transformer_jax.predict
 --workdir=DIR < texts > labels
 
-A line of stdin holds, by the task of the run:
+What a line of stdin contains depends on the task of the run:
 
     classification   a text, or two texts separated by a tab
-    tagging          words separated by spaces; prints WORD/TAG for each, with the tag behind the
+    tagging          words separated by spaces; prints WORD/TAG for each, with the tag after the
                      last slash
     span             a question, a tab and its context
-    choice           a context and its choices, separated by tabs; where the task has a column with
-                     the beginning of all choices (SWAG), it stands between them
+    choice           a context and its choices, separated by tabs; if the task has a column for the
+                     common start of all choices (SWAG), it comes between them
     reward           a prompt, a tab and a completion, or {"prompt": ..., "completion": ...}; prints
-                     its normalised reward
+                     its normalized reward
     image_classification
                      the path of an image file
     masked_residues  residues, a tab, and mutations such as A10V,K3R; prints their score
-    contacts         residues; prints the likeliest contacts, I-J:PROBABILITY
+    contacts         residues; prints the likeliest contacts as I-J:PROBABILITY
 
---json gives an object a line, with probabilities. An empty line gives an empty line, with --json an
-object with an empty text and a null label.
+With --json, it prints one object per line, with probabilities. For an empty line, it prints an
+empty line or, with --json, an object with an empty text and a null label.
 """
 
 import json
@@ -33,15 +33,15 @@ ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")  
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_multi_string("text", [], "A line, instead of those of stdin; may be repeated.")
+    flags.DEFINE_multi_string("text", [], "A line to read instead of stdin; may be repeated.")
     flags.DEFINE_enum(
         "long",
         None,
         ["truncate", "split", "skip", "refuse"],
-        "A line longer than config.task.length: cut it (classification, choice, reward), "
-        "read it in parts (tagging, span), leave its prediction empty, or refuse it.",
+        "What to do with a line longer than config.task.length: truncate it (classification, "
+        "choice, reward), split it (tagging, span), leave its prediction empty, or refuse it.",
     )
-    flags.DEFINE_bool("json", False, "Print one JSON object a line.")
+    flags.DEFINE_bool("json", False, "Print one JSON object per line.")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Tokenises the data of a config ahead of time: python -m transformer_jax.prepare --config=FILE
+"""Tokenizes the data of a config ahead of time: python -m transformer_jax.prepare --config=FILE
 [--config.data.cache=gs://BUCKET/PREFIX] [--beam_runner=DirectRunner]
 
-The text is cut into parts, which the processes of the job share, or the workers of an Apache Beam
-runner. The same command continues a preparation that was stopped. A training with the same config
-finds its data there.
+The text is divided into parts, which are processed in parallel by the processes of the job or by
+the workers of an Apache Beam runner. The same command continues a preparation that was stopped. A
+training run with the same config then uses the prepared data.
 """
 
 from transformer_jax.cli import flags as cli
@@ -21,7 +21,7 @@ def main() -> None:
 
     if fine_tunes(config):
         raise UserError(
-            f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; "
+            f"--config={cli.FLAGS.config}: fine-tuning reads its examples when it starts, so "
             "there is nothing to prepare"
         )
     team = _workers()
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _workers():
-    """Returns who builds the parts of the stores."""
+    """Returns the workers that build the parts of the stores."""
     from transformer_jax.data import store
     from transformer_jax.distributed import hosts
 

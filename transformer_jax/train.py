@@ -1,8 +1,8 @@
 """Trains any task: python -m transformer_jax.train --config=configs/gpt/quickstart.py --workdir=DIR
 
-The same command continues a run that was stopped. A fine-tuning begins with the run that
---config.init_from=DIR names. --seeds=3 trains three runs, in DIR/seed-0 and so on, and prints the
-mean and the standard deviation of their last scores as one JSON object. --help_config prints every
+The same command continues a run that was stopped. Fine-tuning starts from the run in
+--config.init_from=DIR. With --seeds=3, it trains three runs in DIR/seed-0 and so on, and prints the
+mean and the standard deviation of their final scores as one JSON object. --help_config prints every
 key of the config with its type, default and meaning, and needs no --workdir.
 """
 
@@ -15,9 +15,12 @@ from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
+# Imports of JAX and of the training code are inside the functions, so that --help and wrong flags
+# are answered at once.
+
 
 def main(task: str | None = None) -> None:
-    """Trains the run of --config and --workdir. With `task`, other tasks are refused."""
+    """Trains the run of --config and --workdir. Raises UserError for a task other than `task`."""
     from transformer_jax import config as configs
     from transformer_jax.runs.train import train
 
@@ -45,6 +48,7 @@ def _train_seeds(config) -> None:
     scores = []
     for seed in range(cli.FLAGS.seeds):
         say(f"seed {seed}")
+        # The seed decides initialization and dropout as well as the order of the data.
         overrides = [*cli.overrides(), ("train.seed", seed), ("data.seed", seed)]
         scores.append(train(config, folder / f"seed-{seed}", overrides=overrides))
     summary = {name: spread([one[name] for one in scores]) for name in scores[0]}
@@ -52,7 +56,7 @@ def _train_seeds(config) -> None:
 
 
 def _check_folder() -> None:
-    """Raises UserError where --workdir holds one run and --seeds is given, or the reverse."""
+    """Raises UserError if --workdir holds one run and --seeds is given, or vice versa."""
     from transformer_jax.runs import spec
     from transformer_jax.storage import buckets
 
@@ -62,12 +66,12 @@ def _check_folder() -> None:
     if not cli.FLAGS.seeds and spec.exists(folder / "seed-0"):
         raise UserError(
             f"--workdir={folder}: holds the runs of --seeds; "
-            "give --seeds to go on with them, or another folder"
+            "give --seeds to continue them, or another folder"
         )
 
 
 def spread(values: list[float]) -> dict:
-    """Returns the mean and the sample standard deviation of the scores of several seeds."""
+    """Returns the mean and the sample standard deviation of a score over seeds."""
     return {
         "mean": statistics.fmean(values),
         "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -76,7 +80,11 @@ def spread(values: list[float]) -> dict:
 
 
 class _Program(types.ModuleType):
-    """This module, callable: importing it must not hide the function `transformer_jax.train`."""
+    """Makes this module callable.
+
+    Importing it sets the attribute `train` of the package to the module, which would otherwise hide
+    the function `transformer_jax.train`.
+    """
 
     def __call__(self, *arguments, **options):
         from transformer_jax.runs.train import train

@@ -1,11 +1,12 @@
-"""Transcribes sound files: python -m transformer_jax.transcribe --workdir=DIR < files.txt
+"""Transcribes audio files: python -m transformer_jax.transcribe --workdir=DIR < files.txt
 
-A line of stdin, or each --audio, names a WAV or FLAC file. Its transcript is a line of stdout.
---json gives an object a line: the file, its transcript, the score of the decoder and the seconds.
+Each line of stdin, or each --audio, is the path of a WAV or FLAC file. Its transcript is printed as
+one line. With --json, it prints one object per line, with the file, its transcript, the score of
+the decoder and the duration in seconds.
 
---config.decode.beam=16 searches by prefix beams, and 1 takes the likeliest path. With beams,
---config.task.lm_order=5 adds a language model of n-grams of characters. It counts the transcripts
-of training, or --config.task.lm_files=FILE, text with a sentence a line.
+--config.decode.beam=16 uses prefix beam search, and 1 takes the likeliest path. With beam search,
+--config.task.lm_order=5 adds a character n-gram language model. It is counted on the transcripts of
+the training data, or on --config.task.lm_files=FILE, which has one sentence per line.
 """
 
 import json
@@ -21,20 +22,21 @@ ALLOWED = ("decode.", "task.lm_", "task.length_bonus", "data.cache")  # override
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_multi_string("audio", [], "A file, instead of those of stdin; may be repeated.")
+    flags.DEFINE_multi_string("audio", [], "A file to read instead of stdin; may be repeated.")
     flags.DEFINE_integer(
         "most_samples",
         5_760_000,
-        "Samples of a file over all channels; a longer one is not decoded.",
+        "Maximum number of samples of a file, over all channels; a longer file is not decoded.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
         "faulty",
         "refuse",
         ["refuse", "skip"],
-        "A file that is missing, empty, damaged or too long: an error, or an empty transcript.",
+        "What to do with a file that is missing, empty, damaged or too long: stop with an error, "
+        "or write an empty transcript.",
     )
-    flags.DEFINE_bool("json", False, "Print one JSON object a line.")
+    flags.DEFINE_bool("json", False, "Print one JSON object per line.")
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
 
     options = cli.FLAGS
     task, params = cli.open_run("transcribe", "transcribes sound", ALLOWED)
-    files = []  # those that were read: (file, number of samples)
+    files = []  # (file, number of samples) of the files read so far
     sounds = _sounds(options.audio or text_lines("-"), files)
     for number, (best, *_) in enumerate(task.transcribe(params, sounds)):
         file, samples = files[number]
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def _sounds(names, files: list[tuple[str, int]]):
-    """Yields the samples of each file, none of a faulty one that is skipped."""
+    """Yields the samples of each file; a faulty file that is skipped has no samples."""
     import numpy as np
 
     from transformer_jax.data import speech

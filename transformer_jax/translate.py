@@ -1,7 +1,7 @@
-"""Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate
+"""Translates stdin to stdout, line by line: python -m transformer_jax.translate
 --workdir=DIR < in.txt > out.txt
 
---config.decode.beam=1 and the other keys of config.decode hold for this call.
+--config.decode.beam=1 and other keys of config.decode apply to this call only.
 """
 
 import os
@@ -20,24 +20,24 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "n_best",
         1,
-        "Number of translations of each line. More than one are written as "
-        "NUMBER ||| TEXT ||| SCORE, a line each.",
+        "Number of translations of each line. If there are several, each is written on a line of "
+        "its own, as NUMBER ||| TEXT ||| SCORE.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
         "long",
         None,
         ["split", "truncate", "skip", "refuse"],
-        "A line too long for the model: split it at sentence ends, cut it, skip it, or refuse it. "
-        "By default a translation splits it, and other tasks cut it.",
+        "What to do with a line too long for the model: split it at sentence ends, truncate it, "
+        "skip it, or refuse it. By default, translation runs split it and other runs truncate it.",
     )
     flags.DEFINE_bool(
-        "scores", False, "Write SCORE<tab>TEXT: the log-probability over the length penalty."
+        "scores", False, "Write SCORE<tab>TEXT: log-probability divided by the length penalty."
     )
     flags.DEFINE_string(
         "attention",
         None,
-        "PNG file to draw: the attention of the first translation to the words of its line.",
+        "PNG file for a picture of the attention from the first translation to its source.",
     )
 
 
@@ -67,9 +67,9 @@ def _line(number: int, text: str, score: float) -> str:
 
 
 def _lines(first_line: list[str]):
-    """Yields the lines of stdin, with progress where it is a file.
+    """Yields the lines of stdin, and appends the first one to `first_line`.
 
-    Appends the first line to `first_line`.
+    The progress bar has a total only if stdin is a file, whose size is known.
     """
     from transformer_jax.data.sources.text_files import text_lines
     from transformer_jax.pictures.progress import Bar

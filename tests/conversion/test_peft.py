@@ -149,7 +149,7 @@ MODULE = "base_model.model.transformer.h.0.attn.c_attn.lora_"
         (dict(alpha_pattern={"c_attn": 9}), "has rank 3 and scale 3, not r=3 and 2"),
         (dict(without="lora_B"), "missing from the weights: h.0.attn.c_attn.lora_B.weight"),
         (dict(without="h.1.attn"), "the matrices have adapters in different layers"),
-        (dict(tensors={"x.lora_A.weight": np.zeros((3, 4), np.float32)}), "not of this model: x"),
+        (dict(tensors={"x.lora_A.weight": np.zeros((3, 4), np.float32)}), "not in this model: x"),
         (
             dict(tensors={f"{MODULE}A.weight": np.ones((3, 5), np.float32)}),
             "c_attn: has 5 inputs and 48 outputs in the adapter, 16 and 48 in the model",

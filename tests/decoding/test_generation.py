@@ -84,7 +84,7 @@ def test_a_window_that_slides_equals_one_that_is_read_anew(opened, prompts, expe
     assert list(texts) == expected[name]
     assert capsys.readouterr().err.splitlines() == [
         "prompts 5, 6: no room in the window of config.model.max_length=64 tokens; "
-        "generation begins from the last 32"
+        "generation starts from the last 32"
     ]
 
 

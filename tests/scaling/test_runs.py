@@ -218,7 +218,7 @@ def test_fit_predict_check(file, tmp_path):
     late = here("scaling", "predict", f"--config={file}", f"--workdir={folder}")
     assert (
         late.returncode == 2
-        and "has begun" in late.stderr
+        and "has been started already" in late.stderr
         and json.loads((folder / "prediction.json").read_text()) == written
     )
 

@@ -237,7 +237,7 @@ def test_messages_that_cannot_be_answered(chats, gpt):
     ):
         with pytest.raises(UserError, match=error):
             chats.task.reply(chats.params, messages)
-    with pytest.raises(UserError, match="config.task.name='causal_lm': this run knows no marks"):
+    with pytest.raises(UserError, match="config.task.name='causal_lm': this run has no"):
         gpt.task.reply(gpt.params, PLACE)
 
 
@@ -344,11 +344,11 @@ def test_prompts_on_the_command_line(chats):
 def test_flags_that_do_not_go_together(chats, gpt):
     chat = ["generate", f"--workdir={chats.workdir}"]
     refused(call(*chat, "--system=a"), "--system: only with --chat")
-    refused(call(*chat, "--chat", "--beam=2"), "--beam and --chat: an answer has no --beam")
+    refused(call(*chat, "--chat", "--beam=2"), "--beam and --chat: a reply has no --beam")
     refusal = call(*chat, "--chat", "--num_samples=2")
     refused(refusal, "--num_samples and --chat without --prompts: a conversation has no")
     other = call("generate", f"--workdir={gpt.workdir}", "--chat", text="a\n")
-    refused(other, "this run knows no marks of conversations")
+    refused(other, "this run has no special tokens for conversations")
 
 
 def test_a_wrong_file_leaves_no_run(tmp_path):

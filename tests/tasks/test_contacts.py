@@ -146,5 +146,5 @@ def test_refusals(esm):
     ):
         with pytest.raises(UserError, match=message):
             resolve(build(esm, **keys), esm.parent / "new").task()
-    with pytest.raises(UserError, match="config.model.name='bert': predicts no contacts"):
+    with pytest.raises(UserError, match="config.model.name='bert': does not predict contacts"):
         contacts.check_contacts(configs.named_class("model", "bert"), "bert")

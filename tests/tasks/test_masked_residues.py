@@ -83,9 +83,9 @@ def test_mutations_are_scored_with_all_places_masked(run):
     "line, message",
     [
         ("MKT", "line 1: must hold residues, a tab, and mutations"),
-        ("MKT\tK1A", "line 1: mutation K1A: the protein has M at this place"),
+        ("MKT\tK1A", "line 1: mutation K1A: the protein has M at this position"),
         ("MKT\tK9A", "line 1: mutation K9A: the protein has 3 residues"),
-        ("MKT\t2A", "line 1: mutation '2A': must be a residue, its place from 1"),
+        ("MKT\t2A", "line 1: mutation '2A': must be a residue, its position from 1"),
         (f"{'M' * 31}\tM1A", "line 1: longer than config.model.max_length=32 tokens"),
     ],
 )

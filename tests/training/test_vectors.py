@@ -112,7 +112,7 @@ def test_the_vectors_of_a_model_are_those_it_exports(tmp_path):
     with pytest.raises(UserError, match="no embeddings of words of its own"):
         train(config, tmp_path / "run", overrides={"train.init_vectors": path})
     task = make_task(config)
-    with pytest.raises(UserError, match="elmo has no vectors of words without a context"):
+    with pytest.raises(UserError, match="elmo has no context-independent word vectors"):
         StaticVectors.from_run(task, init_params(task))
 
     context2vec = dict(name="context2vec", vocab_size=80, d_model=8, d_embed=4)

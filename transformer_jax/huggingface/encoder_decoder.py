@@ -1,8 +1,8 @@
-"""The encoder-decoders that write texts, and their options of transformers' `generate`.
+"""Encoder-decoders that generate text, and their options for transformers' `generate`.
 
-All their tasks train the same parameters. A checkpoint has the options in generation_config.json,
-an older one in config.json. A length there counts the start that the decoder reads first; ours
-counts the tokens of the output alone.
+All of their tasks train the same parameters. A checkpoint has the options in
+generation_config.json, or in config.json if it is an older one. Lengths in transformers include the
+start token that the decoder reads first, whereas ours count only the tokens of the output.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from transformer_jax.pictures.progress import say
 
 FILE = "generation_config.json"
 _EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
-# {option that we do not have: its values without effect}
+# {option that we do not have: the values with which it has no effect}
 _WITHOUT_EFFECT = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -39,11 +39,11 @@ _WHOLE = (
     "min_new_tokens",
     "no_repeat_ngram_size",
 )
-_MAX_LENGTH = 512  # written for runs without a limit
+_MAX_LENGTH = 512  # written for runs without decode.max_length, unless the window is shorter
 
 
 def stored(hf_config: dict, folder: pathlib.Path) -> dict:
-    """Returns the options of the checkpoint in `folder`."""
+    """Returns the options for `generate` of the checkpoint in `folder`."""
     path = folder / FILE
     return tensors.read_json(path) if path.exists() else hf_config
 
@@ -51,8 +51,8 @@ def stored(hf_config: dict, folder: pathlib.Path) -> dict:
 def decode_keys(options: dict) -> dict:
     """Returns the keys of config.decode for options of `generate`.
 
-    An option that is absent or null has the default of transformers. But where no most length is
-    given, transformers writes 20 tokens, and ours is config.decode.max_extra.
+    An option that is absent or null has the default of transformers, except for the maximum length:
+    transformers would stop after 20 tokens, and ours is set by config.decode.max_extra.
     """
     options = {key: value for key, value in options.items() if value is not None}
     for key in _WHOLE:
@@ -63,7 +63,7 @@ def decode_keys(options: dict) -> dict:
         raise UserError(f"early_stopping={early_stopping!r}: must be true, false or 'never'")
     min_length = options.get("min_length", 0)
     if options.get("min_new_tokens"):
-        min_length = options["min_new_tokens"] + 1  # the end is no new token there
+        min_length = options["min_new_tokens"] + 1  # which does not count the end token
     return dict(
         beam=options.get("num_beams", 1),
         alpha=options.get("length_penalty", 1.0),
@@ -78,7 +78,9 @@ def decode_keys(options: dict) -> dict:
 
 
 def remarks(options: dict, hf_config: dict) -> Iterator[str]:
-    """Yields the options that are not read, and the flags of the tasks that config.json names."""
+    """Yields messages about options without an equivalent, and the flags for each task that
+    config.json lists.
+    """
     for key, values in _WITHOUT_EFFECT.items():
         if options.get(key) not in values:
             yield f"{key}={options[key]!r} of transformers' generate has no equivalent"
@@ -95,7 +97,7 @@ def remarks(options: dict, hf_config: dict) -> Iterator[str]:
 def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     """Returns the content of generation_config.json for config.decode.
 
-    `tokenizer` is that of the outputs, and `window` the most tokens that the model reads.
+    `tokenizer` is the tokenizer of the outputs, and `window` the model's maximum length.
     """
     first = tokenizer.framed([])[:-1]
     early_stopping = {ours: hf for hf, ours in _EARLY_STOPPING.items()} | {"exact": "never"}
@@ -118,11 +120,11 @@ def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     return {key: value for key, value in content.items() if value is not None}
 
 
-# The tasks whose models write a text for a text.
+# The tasks whose models map text to text.
 _TASKS = ("translation", "denoising", "text_to_text")
-# Tokens of a source or target in the rows of such a task.
+# Maximum number of tokens of a source or target in a row of such a task.
 _MAX_ROW_LENGTH = 1024
-_LENGTH = 512  # for a model without a limit
+_LENGTH = 512  # for a model without a maximum length
 
 
 def special_keys(tokenizer) -> dict:
@@ -138,7 +140,7 @@ def special_keys(tokenizer) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder(Family):
-    """A family whose checkpoints have options of transformers' `generate`."""
+    """A family whose checkpoints have options for transformers' `generate`."""
 
     def matches(self, config: ConfigDict) -> bool:
         return config.model.name == self.model and config.task.name in _TASKS
@@ -147,7 +149,7 @@ class EncoderDecoder(Family):
         options = stored(hf_config, folder)
         for remark in remarks(options, hf_config):
             say(f"{folder}: {remark}")
-        # The tokenizer says what a whole text begins with.
+        # The first tokens of an output come from the tokenizer, so the option may only agree.
         first = options.get("forced_bos_token_id")
         if first not in (None, hf_config.get("bos_token_id")):
             raise UserError(f"forced_bos_token_id={first}: only bos_token_id is supported")

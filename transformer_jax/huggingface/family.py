@@ -1,4 +1,4 @@
-"""The architectures of Hugging Face: they convert checkpoints to runs, and runs to checkpoints."""
+"""Base class of Hugging Face architectures, which convert checkpoints to runs and back."""
 
 import dataclasses
 import importlib
@@ -17,21 +17,20 @@ from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Fine-tuned heads: their keys in Hugging Face's config.json, and those of `config.task`.
-#
-# The tasks are tasks/{classification,tagging,span,choice}.py.
+# Fine-tuned heads: their keys in Hugging Face's config.json, and their equivalents in
+# `config.task`. The tasks are tasks/{classification,tagging,span,choice}.py.
 
 
 def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
     """Returns the keys of `config.task` for the content of config.json.
 
-    `config.task.name` and the sizes of the model are set. `dropout` is the one in front of the
-    head. Raises UserError for a head that our tasks do not have.
+    In `config`, the name of the task and the sizes of the model are already set. `dropout` is the
+    rate in front of the head. Raises UserError for a head that our tasks do not have.
     """
     max_length = config.model.get("max_length", 512)
     if config.task.name == "span":
-        # The lengths of SQuAD (Devlin et al. 2018), or the same proportions of a shorter row. This
-        # head has no dropout.
+        # The lengths used for SQuAD (Devlin et al. 2018), or the same proportions of a shorter
+        # row. The head has no dropout.
         length = min(max_length, 384)
         return {
             "length": length,
@@ -40,13 +39,13 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
         }
     keys = {"length": min(max_length, 512), "head_dropout": dropout}
     if config.task.name == "choice":
-        # The head scores one choice at a time, so config.json does not say how many choices there
-        # are. The default is two.
+        # The head scores one choice at a time, so config.json does not tell the number of choices.
+        # We assume two.
         return keys | {"choices": ("2", "3"), "label": "4"}
     labels = read_labels(hf_config)
     if config.task.name == "tagging":
         return keys | {"labels": labels}
-    # transformers infers a missing problem_type in the same way.
+    # This is how transformers infers a missing problem_type.
     inferred = "regression" if len(labels) == 1 else "single_label_classification"
     problem = hf_config.get("problem_type") or inferred
     if problem != inferred:
@@ -58,7 +57,7 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
 
 
 def check(task: ConfigDict) -> None:
-    """Raises UserError for a task that Hugging Face's heads do not compute."""
+    """Raises UserError for a task for which transformers has no equivalent head."""
     if task.get("symmetric"):
         raise UserError(
             "config.task.symmetric=True: Hugging Face's models read one row of each example, not "
@@ -83,15 +82,15 @@ def write_keys(task: ConfigDict) -> dict:
 
 
 class FineTuned:
-    """The keys of a fine-tuned head. A class derives from it and from the family of its encoder."""
+    """Mixin for architectures with a fine-tuned head, combined with the family of their encoder."""
 
     @property
     def dropout_key(self) -> str:
-        """The key of the dropout in front of the head; "" where the head has none of its own."""
+        """The key of the dropout in front of the head; "" if the head has no key of its own."""
         return "" if self.task == "span" else "classifier_dropout"
 
     def default_dropout(self, config: ConfigDict) -> float:
-        """Returns the dropout of a checkpoint that does not have `dropout_key`."""
+        """Returns the dropout in front of the head for a checkpoint without `dropout_key`."""
         return config.model.dropout
 
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
@@ -115,10 +114,10 @@ def label_maps(labels) -> dict:
 
 
 def read_labels(hf_config: dict) -> tuple[str, ...]:
-    """Returns the labels by number.
+    """Returns the labels in the order of their ids.
 
-    Without id2label, the labels have the names that transformers gives them. Their number is
-    num_labels, or two.
+    Without id2label there are `num_labels` labels, by default two, with the names that transformers
+    gives them. Raises UserError for keys that are not valid.
     """
     id2label = hf_config.get("id2label")
     if id2label is None:
@@ -139,72 +138,72 @@ def read_labels(hf_config: dict) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Architectures, and which of them a checkpoint or a run has.
+# Architectures, and how the one of a checkpoint or a run is found.
 #
-# A file of transformer_jax/families may define `ARCHITECTURES`, the list of the architectures that
-# it converts. Nothing else names them.
+# A file of transformer_jax/families may define `ARCHITECTURES`, a list of the architectures that it
+# converts. There is no other list of them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """An architecture with one of its heads, and the runs that equal it.
+    """An architecture of transformers with one of its heads, and its equivalent runs.
 
-    A subclass names the model and fills in the methods whose default does not fit.
+    A subclass names the model, and overrides the methods whose default does not fit.
     """
 
     model: ClassVar[str]  # config.model.name
-    prefix: ClassVar[str] = ""  # names in a checkpoint may lack it
-    ignored: ClassVar[tuple[str, ...]] = ()  # endings of names that are not read
+    prefix: ClassVar[str] = ""  # of names; those in a checkpoint may lack it
+    ignored: ClassVar[tuple[str, ...]] = ()  # suffixes of the names of tensors that are not read
 
-    architecture: str  # the name in the list "architectures" of config.json
+    architecture: str  # class of transformers, listed as "architectures" in config.json
     model_type: str
     keys: Keys
     tensors: Table
     task: str  # config.task.name
 
     def matches(self, config: ConfigDict) -> bool:
-        """Returns whether a run with this config is of the family."""
+        """Returns whether a run with this config can be written as this architecture."""
         written_as = configs.named_class("task", config.task.name).written_as
         return config.model.name == self.model and self.task in (config.task.name, written_as)
 
     def table(self, model: ConfigDict) -> Table:
-        """Returns the names and layouts of the tensors of a model with these keys."""
+        """Returns the names and layouts of the tensors; `model` is `config.model`."""
         return self.tensors
 
     def constants(self, model: ConfigDict) -> dict[str, np.ndarray]:
-        """Returns the tensors with values that no run changes. A checkpoint may lack them."""
+        """Returns the tensors whose values are fixed. A checkpoint may lack them."""
         return {}
 
     def model_keys(self, hf_config: dict) -> dict:
         """Returns the keys of config.model for the content of config.json.
 
-        Raises UserError for a model that ours does not compute.
+        Raises UserError for a variant that our model does not support.
         """
         return self.keys.read(hf_config)
 
     def sections(self, folder: pathlib.Path) -> dict[str, dict]:
-        """Returns the sections that say where the data come from.
+        """Returns the sections of the config that describe the data, such as the tokenizer's files.
 
-        A section "task" has the keys of config.task that the files in `folder` give.
+        A section "task" has the keys of config.task that follow from the files in `folder`.
         """
         return {"data": {"tokenizer_files": str(folder)}}
 
     def decode_keys(self, hf_config: dict, folder: pathlib.Path) -> dict:
-        """Returns the keys of config.decode that the checkpoint in `folder` gives."""
+        """Returns the keys of config.decode that the checkpoint in `folder` sets."""
         return {}
 
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
-        """Returns the keys of config.task; config has all other sections."""
+        """Returns the keys of config.task; `config` has all other sections."""
         return {}
 
     def remarks(self, hf_config: dict) -> Iterator[str]:
-        """Yields the differences of the run from the checkpoint."""
+        """Yields messages to the user about how the run will differ from the checkpoint."""
         return iter(())
 
     def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
         """Returns the config of a run that starts from the weights in `folder`.
 
-        Raises UserError for a model that ours does not compute.
+        Raises UserError for a variant that our model does not support.
         """
         path = folder / "config.json"
         try:
@@ -218,7 +217,7 @@ class Family:
             for key, value in self.task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)
             configs.validate(config)
-            configs.build_model(config)  # checks the keys of the family
+            configs.build_model(config)  # raises the errors of the model's own keys
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         for remark in self.remarks(hf_config):
@@ -226,16 +225,16 @@ class Family:
         return config
 
     def check(self, config: ConfigDict) -> None:
-        """Raises UserError for a run that Hugging Face's model does not compute."""
+        """Raises UserError for a run that the architecture of transformers cannot express."""
         check(config.task)
         self.keys.check(config.model, self.architecture)
 
     def written(self, config: ConfigDict) -> ConfigDict:
-        """Returns the config of the model to write: the run's, or that of a part of its model."""
+        """Returns the config of the model to write, which may be a part of the run's model."""
         return config
 
     def other_keys(self, config: ConfigDict, tokenizer) -> dict:
-        """Returns the keys of config.json that `keys` does not hold."""
+        """Returns further keys of config.json, besides those of `keys`."""
         return {}
 
     def write_config(self, config: ConfigDict, tokenizer) -> dict:
@@ -250,23 +249,23 @@ class Family:
         }
 
     def vocab_size(self, hf_config: dict) -> int:
-        """Returns the number of rows of the tensors that grow with the vocabulary."""
+        """Returns the number of rows of the embedding tables in the checkpoint."""
         return hf_config["vocab_size"]
 
     def ours(self, params, task):
-        """Returns the parameters of our model, from arrays in the order of the checkpoint's."""
+        """Reorders parameters within arrays, from the checkpoint's order to our model's."""
         return params
 
     def theirs(self, params, task):
-        """Returns arrays in the order of the checkpoint's, from the parameters of our model."""
+        """Reorders parameters within arrays, from our model's order to the checkpoint's."""
         return params
 
     def generation_config(self, task) -> dict:
-        """Returns the content of generation_config.json; none where the family has no such file."""
+        """Returns the content of generation_config.json; empty if the family has no such file."""
         return {}
 
     def tokenizer_files(self, task) -> dict[str, bytes]:
-        """Returns the files of the tokenizer; none where transformers has no such tokenizer."""
+        """Returns the files of the tokenizer; empty if transformers has no such tokenizer."""
         return {} if task.tokenizer is None else task.tokenizer.hf_files()
 
 
@@ -280,7 +279,7 @@ def families() -> list[Family]:
 
 
 def _defined(module) -> list[Family]:
-    """Returns the architectures of a file. Raises UserError where one is none."""
+    """Returns the architectures of a file. Raises UserError if one is not a `Family`."""
     defined = vars(module).get("ARCHITECTURES", [])
     if not all(isinstance(family, Family) for family in defined):
         raise UserError(f"{module.__file__}: ARCHITECTURES must be a list of `Family`")
@@ -302,7 +301,8 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
         )
     family = by_name[architectures[0]]
     names = tensors.stored(folder).keys()
-    # Published BERTs name one of their two heads. Take the family with all heads in the file.
+    # Published BERT checkpoints have two heads, but "architectures" names only one of them. Take
+    # the largest family of which the file has all tensors.
     for other in by_name.values():
         same = (other.model_type, other.task) == (family.model_type, family.task)
         additional = other.tensors.keys() - family.tensors.keys()
@@ -313,9 +313,10 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
 
 
 def run_family(config: ConfigDict, architecture: str | None = None) -> Family:
-    """Returns the family that can hold a run with this config: the first, or the named one.
+    """Returns the family as which a run with this config can be written.
 
-    Raises UserError where there is none.
+    It is the first that matches, or the one with the name `architecture`. Raises UserError if there
+    is none.
     """
     for family in families():
         if family.matches(config) and architecture in (None, family.architecture):

@@ -1,4 +1,4 @@
-"""Adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
 
 import dataclasses
 import functools
@@ -21,13 +21,15 @@ from transformer_jax.layers import low_rank
 from transformer_jax.layers.low_rank import Adapters
 
 # --------------------------------------------------------------------------------------------------
-# Adapters of our matrices as PEFT's adapters of modules, lora_A (r, inputs), lora_B (outputs, r).
+# Conversion between adapters of our matrices and PEFT's adapters of modules, which have lora_A
+# (r, inputs) and lora_B (outputs, r).
 #
-# GPT-2's module for queries, keys and values is three matrices here. Its adapter of rank r is three
-# adapters with the same A. Three adapters of their own are one of rank 3 r, whose lora_B is block
-# diagonal. There, a matrix without an adapter has zeros.
+# A module may be several matrices here: GPT-2 has one module for queries, keys and values, and we
+# have three matrices. An adapter of rank r of the module is three adapters of ours with the same A.
+# Conversely, three independent adapters of rank r become one of rank 3 r whose lora_B is block
+# diagonal, with zeros for a matrix without an adapter.
 
-# The layouts of torch.nn.Linear and of OpenAI's Conv1D.
+# The layouts of the kernels of torch.nn.Linear and of OpenAI's Conv1D.
 _LAYOUTS = ("linear", "linear_merge", "same", "conv1d", "conv1d_merge")
 
 Tree = dict  # of dicts of arrays
@@ -36,7 +38,7 @@ Pair = tuple[Float[np.ndarray, "r I"], Float[np.ndarray, "O r"]]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One of our matrices in a module, with views of its adapter in one layer, if it has one."""
+    """One of our matrices in a module, with views of its adapter in one layer, if there is one."""
 
     outputs: int
     a: np.ndarray | None = None  # (*inputs, r)
@@ -44,14 +46,14 @@ class Part:
 
     @property
     def pair(self) -> Pair | None:
-        """The adapter as PEFT has it."""
+        """The adapter in PEFT's layout."""
         if self.a is None:
             return None
         rank = len(self.b)
         return self.a.reshape(-1, rank).T, self.b.reshape(rank, -1).T
 
     def fill(self, pair: Pair) -> None:
-        """Fills the views with an adapter as PEFT has it."""
+        """Fills the views with an adapter in PEFT's layout."""
         a, b = pair
         self.a[...] = a.T.reshape(self.a.shape)
         self.b[...] = b.T.reshape(self.b.shape)
@@ -59,14 +61,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module with adapters. `end` is the part of its name that all layers of a stack share."""
+    """A module with adapters. `end` is the suffix of its name that all layers of a stack share."""
 
     name: str
     end: str
     parts: tuple[Part, ...]
 
     def joined(self) -> Pair:
-        """Returns the adapter of the module."""
+        """Returns the adapters of the parts as one adapter of the module."""
         pairs = [part.pair for part in self.parts]
         first, _ = next(pair for pair in pairs if pair is not None)
         if all(pair is not None and np.array_equal(pair[0], first) for pair in pairs):
@@ -78,9 +80,9 @@ class Module:
         return np.concatenate([a for a, _ in pairs]), block_diag(*(b for _, b in pairs))
 
     def fill(self, a: Float[np.ndarray, "R I"], b: Float[np.ndarray, "O R"]) -> None:
-        """Fills the parts with the adapter of the module.
+        """Fills the parts with the adapter of the module; the inverse of `joined`.
 
-        Raises UserError where it is not the `joined` one of any parts.
+        Raises UserError if there are no adapters of the parts that `joined` would turn into it.
         """
         rank = next(len(part.b) for part in self.parts if part.a is not None)
         inputs = next(part.a.size // rank for part in self.parts if part.a is not None)
@@ -94,9 +96,11 @@ class Module:
         pairs = [(a, row) for row in rows]
         if len(a) != rank:
             count = len(rows)
-            own = [np.split(row, count, axis=1)[place] for place, row in enumerate(rows)]
+            own = [np.split(row, count, axis=1)[index] for index, row in enumerate(rows)]
             if not np.array_equal(block_diag(*own), b):
-                raise UserError(f"{self.name}: its adapter is none of each matrix by itself")
+                raise UserError(
+                    f"{self.name}: its adapter can't be divided into one for each matrix"
+                )
             pairs = [*zip(np.split(a, count), own)]
         for part, pair in zip(self.parts, pairs):
             if part.a is not None:
@@ -104,36 +108,42 @@ class Module:
 
 
 def modules(params: Tree, table: Table, adapters: Adapters) -> Iterator[Module]:
-    """Yields the modules of the adapters in a tree of NumPy arrays; their parts are views.
+    """Yields the modules with adapters in a tree of NumPy arrays, of which their parts are views.
 
-    Raises UserError for an adapter of what is no module.
+    Raises UserError for an adapter of a matrix that belongs to no module of PEFT's.
     """
     left = {path for path in paths(params) if path.endswith(low_rank.A)}
-    for name, (layout, *of_name) in table.items():
-        adapted = {path + low_rank.A for path in of_name if path.endswith("/kernel")} & left
+    for name, (layout, *kernels) in table.items():
+        adapted = {path + low_rank.A for path in kernels if path.endswith("/kernel")} & left
         if adapted and layout in _LAYOUTS and name.endswith(".weight"):
             left -= adapted
-            yield from _of_entry(params, name.removesuffix(".weight"), of_name, adapters)
+            yield from _entry_modules(params, name.removesuffix(".weight"), kernels, adapters)
     if left:
         names = tensors.listed(map(low_rank.matrix_of, left))
         raise UserError(f"config.lora.matrices: PEFT has no adapter of {names}; merge it instead")
 
 
-def _of_entry(params: Tree, name: str, of_name: list[str], adapters: Adapters) -> Iterator[Module]:
-    """Yields the modules of an entry of a table: one, or one for each layer with adapters."""
-    matrices = [at(params, path) for path in of_name]
+def _entry_modules(
+    params: Tree, name: str, kernels: list[str], adapters: Adapters
+) -> Iterator[Module]:
+    """Yields the modules of one entry of a table: one, or one for each layer with adapters.
+
+    `kernels` are the paths of our matrices.
+    """
+    matrices = [at(params, path) for path in kernels]
     pairs = [
         [at(params, path + end) for end in (low_rank.A, low_rank.B)]
         if path + low_rank.A in set(paths(params))
         else None
-        for path in of_name
+        for path in kernels
     ]
     if not tensors.is_stack(name):
         yield Module(name, name, _parts(matrices, pairs))
         return
-    for place, layer in enumerate(adapters.chosen(len(matrices[0]))):
-        of_layer = [pair and [x[place] for x in pair] for pair in pairs]
-        parts = _parts([matrix[layer] for matrix in matrices], of_layer)
+    # Only the chosen layers have adapters, so arrays of adapters have their own index of layers.
+    for index, layer in enumerate(adapters.chosen(len(matrices[0]))):
+        layer_pairs = [pair and [x[index] for x in pair] for pair in pairs]
+        parts = _parts([matrix[layer] for matrix in matrices], layer_pairs)
         yield Module(tensors.layer_name(name, layer), name.rpartition("}.")[2], parts)
 
 
@@ -143,7 +153,7 @@ def _parts(matrices: list[np.ndarray], pairs: list[list[np.ndarray] | None]) -> 
 
 
 def paths(params: Tree, prefix: str = "") -> Iterator[str]:
-    """Yields the names of the leaves, such as "norm/scale"."""
+    """Yields the paths of the leaves, such as "norm/scale"."""
     for name, value in params.items():
         if isinstance(value, dict):
             yield from paths(value, f"{prefix}{name}/")
@@ -152,16 +162,16 @@ def paths(params: Tree, prefix: str = "") -> Iterator[str]:
 
 
 def at(params: Tree, path: str) -> np.ndarray:
-    """Returns the leaf of a name."""
+    """Returns the leaf with a path."""
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
 # --------------------------------------------------------------------------------------------------
-# A folder of adapters: how it is written, and how a run reads it.
+# Writing and reading a folder of adapters.
 
 _CONFIG, _STEM = "adapter_config.json", "adapter_model"
 _PREFIX = "base_model.model."  # of PEFT's names
-# PEFT's name of a task, by the end of an architecture's.
+# {suffix of an architecture's name: PEFT's name of the task}
 _TASKS = {
     "LMHeadModel": "CAUSAL_LM",
     "ForCausalLM": "CAUSAL_LM",
@@ -171,23 +181,23 @@ _TASKS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "MTModel": "SEQ_2_SEQ_LM",
 }
-# Keys of adapters that are not W + alpha / r A B.
+# Keys of variants whose adapted matrix is not W + alpha / r A B.
 _OTHER_KINDS = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "layer_replication")
 
 
 def check(family: Family) -> None:
-    """Raises UserError for a family whose checkpoints have other parts or orders than ours."""
+    """Raises UserError for a family that reorders parameters when it converts them."""
     if (type(family).ours, type(family).theirs) != (Family.ours, Family.theirs):
         raise UserError(
             f"{family.architecture} orders its parameters in another way, so that adapters can't "
-            "be converted apart; --to_hf writes the merged model"
+            "be converted separately; --to_hf writes the merged model"
         )
 
 
 def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
-    """Writes the adapters among parameters, and all else that is trained, to a folder.
+    """Writes the adapters and all other trained parameters to a folder.
 
-    The parameters are NumPy arrays. Raises UserError where PEFT has no such adapter.
+    `params` is a tree of NumPy arrays. Raises UserError for adapters that PEFT cannot express.
     """
     check(family)
     table, lora = family.table(task.config.model), task.config.lora
@@ -211,7 +221,7 @@ def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
             end: _whole(lora.alpha * rank / lora.rank) for end, rank in ranks.items()
         },
         "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
-        # PEFT finds out by itself which modules are Conv1D.
+        # PEFT finds Conv1D modules, whose kernels are transposed, by itself.
         "fan_in_fan_out": False,
         "bias": "none",
         "lora_dropout": 0.0,
@@ -223,7 +233,7 @@ def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
 
 
 def _trained_whole(table: Table, task) -> Table:
-    """Returns the part of a table whose parameters are trained whole."""
+    """Returns the entries of a table whose parameters are trained directly, without adapters."""
 
     def is_trained(path: str) -> bool:
         return task.group(tuple(path.split("/"))) is not None
@@ -232,7 +242,7 @@ def _trained_whole(table: Table, task) -> Table:
 
 
 def _whole(alpha: float) -> int | float:
-    """Returns a whole number as PEFT has it."""
+    """Returns alpha as an integer if it is one, as PEFT writes it."""
     return int(alpha) if alpha.is_integer() else alpha
 
 
@@ -258,9 +268,9 @@ class Stored:
 
     @classmethod
     def open(cls, folder: pathlib.Path, family: Family, model) -> "Stored":
-        """Returns the adapters of a model with the section `config.model`.
+        """Opens the adapters in `folder`; `model` is `config.model` of the run.
 
-        Raises UserError for adapters of another kind.
+        Raises UserError for adapters of an unsupported kind.
         """
         check(family)
         content = tensors.read_json(folder / _CONFIG)
@@ -281,27 +291,28 @@ class Stored:
         return cls(folder, content, stored, table)
 
     def lora(self, params: Tree, heads: tuple[str, ...]) -> dict:
-        """Returns the keys of `config.lora` of a run that has these adapters.
+        """Returns the keys of `config.lora` for a run that has these adapters.
 
-        `params` are the parameters without adapters; the parts `heads` are trained whole anyway.
-        Raises UserError for tensors that are no adapters of these parameters.
+        `params` are the parameters without adapters. The subtrees `heads` are always trained, so
+        they are not listed. Raises UserError for tensors that do not belong to these parameters.
         """
         matrices, trained, layers, left = [], [], set(), set(self.sources)
-        for name, (_, *of_name) in self.table.items():
-            count = len(at(params, of_name[0])) if tensors.is_stack(name) else 0
+        for name, (_, *ours) in self.table.items():
+            count = len(at(params, ours[0])) if tensors.is_stack(name) else 0
             names = [tensors.layer_name(name, i) for i in range(count)] or [name]
+            # A tensor that is stored whole, rather than as an adapter, was trained directly.
             if left.issuperset(names):
                 left -= {*names}
-                trained += [path for path in of_name if path.partition("/")[0] not in heads]
+                trained += [path for path in ours if path.partition("/")[0] not in heads]
             ends = [each.removesuffix(".weight") for each in names]
             numbers = [i for i, each in enumerate(ends) if f"{each}.lora_A.weight" in left]
             if numbers:
                 left -= {f"{ends[i]}.lora_{side}.weight" for i in numbers for side in "AB"}
-                adapted = {path for i in numbers for path in self._adapted(ends[i], of_name)}
+                adapted = {path for i in numbers for path in self._adapted(ends[i], ours)}
                 matrices += sorted(adapted)
                 layers |= {tuple(numbers) if len(numbers) < count else ()} if count else set()
         if left:
-            raise UserError(f"{self.folder}: not of this model: {tensors.listed(left)}")
+            raise UserError(f"{self.folder}: not in this model: {tensors.listed(left)}")
         if len(layers) > 1:
             raise UserError(f"{self.folder}: the matrices have adapters in different layers")
         return {
@@ -312,28 +323,28 @@ class Stored:
             "trained": tuple(trained),
         }
 
-    def _adapted(self, module: str, of_name: list[str]) -> list[str]:
+    def _adapted(self, module: str, matrices: list[str]) -> list[str]:
         """Returns which of the matrices of a module have adapters."""
         rank, alpha = self.content["r"], self.content["lora_alpha"]
         a, _ = self._pair(module)
         scale = self._alpha(module) / len(a)
-        if len(a) not in (rank, len(of_name) * rank) or scale != alpha / rank:
+        if len(a) not in (rank, len(matrices) * rank) or scale != alpha / rank:
             raise UserError(
                 f"{self.folder}: {module} has rank {len(a)} and scale {scale:.4g}, not r={rank} "
                 f"and {alpha / rank:.4g}; the adapters of a run have one rank and one scale"
             )
-        blocks = [a] * len(of_name) if len(a) == rank else np.split(a, len(of_name))
-        return [path for path, block in zip(of_name, blocks) if block.any()]
+        blocks = [a] * len(matrices) if len(a) == rank else np.split(a, len(matrices))
+        return [path for path, block in zip(matrices, blocks) if block.any()]
 
     def _alpha(self, module: str) -> float:
-        """Returns the alpha of a module: that of the first pattern that fits its name."""
+        """Returns the alpha of a module, by the first pattern that matches its name."""
         for pattern, value in (self.content.get("alpha_pattern") or {}).items():
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
                 return value
         return self.content["lora_alpha"]
 
     def fill(self, params: Tree, adapters: Adapters) -> None:
-        """Fills the adapters, and what is trained whole, in a tree of NumPy arrays."""
+        """Fills the adapters and the directly trained parameters in a tree of NumPy arrays."""
         for module in modules(params, self.table, adapters):
             module.fill(*self._pair(module.name))
         for name, views in tensors.views(params, self.table).items():
@@ -341,7 +352,7 @@ class Stored:
                 tensors.fill(f"{self.folder}: {name}", views, *self.sources[name])
 
     def _pair(self, module: str) -> Pair:
-        """Returns the adapter of a module, float32."""
+        """Returns the adapter of a module in float32."""
         pair = []
         for name in (f"{module}.lora_A.weight", f"{module}.lora_B.weight"):
             if name not in self.sources:

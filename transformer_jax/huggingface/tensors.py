@@ -1,4 +1,4 @@
-"""The keys and the tensors of Hugging Face's checkpoints, and ours that equal them."""
+"""Mappings between Hugging Face checkpoints and runs: keys of configs, and names of tensors."""
 
 import dataclasses
 import functools
@@ -19,31 +19,32 @@ from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# The keys of a model in Hugging Face's config.json, and those of `config.model`.
+# The keys of a model in Hugging Face's config.json, and their equivalents in `config.model`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
     """The keys of one architecture's config.json."""
 
-    # {key: key of config.model}; config.json must have them.
+    # {key: key of config.model}, for keys that config.json must have
     required: dict[str, str]
     # {key: (key of config.model, default)}
     optional: dict[str, tuple[str, float]]
-    # {key: values that our model computes, the default first}
+    # {key: the values that our model supports, the default first}
     allowed: dict[str, tuple]
-    # {key of config.model: its meaning}; only None has an equivalent
+    # {key of config.model: its meaning}, for keys that must be None because the architecture has
+    # nothing like them
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def changed(self, **additions: dict) -> "Keys":
-        """Returns the keys with additions to its fields, in place of entries of the same name."""
+        """Returns a copy with additions to its fields, which replace entries of the same name."""
         changes = {name: getattr(self, name) | added for name, added in additions.items()}
         return dataclasses.replace(self, **changes)
 
     def read(self, hf_config: dict) -> dict:
         """Returns the keys of config.model for the content of config.json.
 
-        Raises UserError for a missing key, and for a value that our model does not compute.
+        Raises UserError for a missing key, and for a value that our model does not support.
         """
         missing = [key for key in self.required if key not in hf_config]
         if missing:
@@ -59,13 +60,13 @@ class Keys:
         return model
 
     def check(self, model: ConfigDict, architecture: str) -> None:
-        """Raises UserError for a key of config.model whose value has no equivalent."""
+        """Raises UserError for a value in config.model that the architecture cannot express."""
         for key, meaning in self.absent.items():
             if model[key] is not None:
                 raise UserError(f"config.model.{key}={model[key]}: {architecture} has no {meaning}")
 
     def write(self, model: ConfigDict) -> dict:
-        """Returns the keys of config.json for config.model, and those that all our models share."""
+        """Returns the keys of config.json for config.model, including those in `allowed`."""
         content = {key: model[name] for key, name in self.required.items()}
         for key, (name, _) in self.optional.items():
             content[key] = model[name]
@@ -73,7 +74,7 @@ class Keys:
 
 
 def check_head_dim(model: ConfigDict, architecture: str) -> None:
-    """Raises UserError unless the heads divide the width of the model."""
+    """Raises UserError unless config.model.head_dim is d_model / num_heads."""
     if model.head_dim not in (None, model.d_model / model.num_heads):
         raise UserError(
             f"config.model.head_dim={model.head_dim}: {architecture} has only d_model / num_heads"
@@ -81,7 +82,7 @@ def check_head_dim(model: ConfigDict, architecture: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The layouts of tensors, and tables of their names.
+# Layouts of tensors, and tables of their names.
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -136,8 +137,9 @@ def _convolution(x: np.ndarray) -> np.ndarray:
     return x.transpose(3, 2, 0, 1)
 
 
-# From an array of one layer here to Hugging Face's. The results are views: writing to one fills the
-# array. torch.nn.Linear has kernels (outputs, inputs), OpenAI's Conv1D (inputs, outputs).
+# Functions from an array of one of our layers to Hugging Face's layout. They return views, so that
+# the same table serves for both directions: a checkpoint is read by writing to the views. The
+# kernel of torch.nn.Linear is (outputs, inputs), and that of OpenAI's Conv1D (inputs, outputs).
 LAYOUTS = {
     "same": _same,
     "vector": _vector,  # bias (H, D) -> (H D,)
@@ -153,10 +155,11 @@ LAYOUTS = {
     "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
     "convolution": _convolution,  # kernel of patches (P, P, C, M) -> (M, C, P, P)
 }
-# {Hugging Face's name: (layout, path in our parameters, ...)}. Our arrays stand side by side on the
-# last axis. "{}" in a name stands for the number of a layer: our arrays then hold all layers of a
-# stack on the first axis, and each stack has its own number of layers. "{1:3}" stands for the
-# layers 1, 4, 7 and so on, those of one block of a pattern of three.
+# {Hugging Face's name: (layout, path in our parameters, ...)}. If there are several paths, our
+# arrays are concatenated on the last axis, as for queries, keys and values in one matrix. "{}" in a
+# name is the number of a layer; our arrays then hold all layers of a stack on the first axis, and
+# each stack may have its own number of layers. "{1:3}" means the layers 1, 4, 7 and so on, which
+# are those of one block in a repeated pattern of three.
 Table = dict[str, tuple[str, ...]]
 _NUMBER = re.compile(r"\{(?:(\d+):(\d+))?\}")
 
@@ -178,19 +181,18 @@ def norm(name: str, path: str) -> Table:
 
 
 def layers(name: str, path: str, layer: Table) -> Table:
-    """Returns the entries of a stack, whose layers have those of `layer`.
+    """Returns the entries of a stack of layers, each of which has the entries of `layer`.
 
-    The arguments `name` and `path` are put before the names and paths; `name` has a "{}" or a
-    "{first:step}".
+    `name` and `path` are prefixes of the names and paths; `name` contains "{}" or "{first:step}".
     """
     return {
-        f"{name}{end}": (layout, *(f"{path}{end}" for end in ends))
-        for end, (layout, *ends) in layer.items()
+        f"{name}{suffix}": (layout, *(f"{path}{ours}" for ours in suffixes))
+        for suffix, (layout, *suffixes) in layer.items()
     }
 
 
 def views(params, table: Table) -> dict[str, list[np.ndarray]]:
-    """Returns {Hugging Face's name: views of our arrays, to be joined on the last axis}."""
+    """Returns {Hugging Face's name: views of our arrays, to be concatenated on the last axis}."""
     arrays_of = {}
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
@@ -204,18 +206,18 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
 
 
 def is_stack(name: str) -> bool:
-    """Returns whether a name of a table stands for all layers of a stack."""
+    """Returns whether a name in a table is that of a tensor in each layer of a stack."""
     return _NUMBER.search(name) is not None
 
 
 def layer_name(name: str, repeat: int) -> str:
-    """Returns the name of one layer's tensor, from that of a stack."""
+    """Returns the name of the tensor in one layer, the index of which in our stack is `repeat`."""
     number = _NUMBER.search(name)
     return _NUMBER.sub(str(int(number[1] or 0) + int(number[2] or 1) * repeat), name)
 
 
 def first_rows(params, names: tuple[str, ...], count: int):
-    """Returns the tree with the first `count` rows, a view, of the named tensors."""
+    """Returns the tree, in which the arrays `names` are views of their first `count` rows."""
 
     def cut(path, array):
         is_named = "/".join(key.key for key in path) in names
@@ -225,9 +227,9 @@ def first_rows(params, names: tuple[str, ...], count: int):
 
 
 # --------------------------------------------------------------------------------------------------
-# The weights in Hugging Face folders. Only safetensors are read: they cannot run code.
+# The weights in Hugging Face folders. Only safetensors are read, because they cannot run code.
 
-# Endings of names in early checkpoints, and those of today.
+# {suffix of a name in an early checkpoint: suffix today}
 _RENAMED = {
     r"LayerNorm\.gamma": "LayerNorm.weight",
     r"LayerNorm\.beta": "LayerNorm.bias",
@@ -246,13 +248,13 @@ def read(
     ignored: tuple[str, ...],
     constants: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Fills the views `targets` with the folder's tensors. Holds one tensor in memory at a time.
+    """Fills the views `targets` with the folder's tensors, one tensor in memory at a time.
 
     Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read.
 
-    Raises UserError for a tensor that is missing or unknown, or that has another shape. It also
-    raises one for values that are not finite, for a dtype other than a float of 16 or 32 bits, and
-    for a tensor with other values than those in `constants`.
+    Raises UserError for a tensor that is missing, unknown or of another shape, for values that are
+    not finite, for a dtype other than 16- or 32-bit floats, and for a tensor whose values differ
+    from `constants`.
     """
     targets = {name.removeprefix(prefix): parts for name, parts in targets.items()}
     tensors = {name.removeprefix(prefix): source for name, source in stored(folder).items()}
@@ -276,14 +278,15 @@ def read(
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the names in a line, at most _MAX_NAMES of them."""
+    """Returns the names, separated by commas; at most _MAX_NAMES are listed."""
     ordered = sorted(names)
     more = len(ordered) - _MAX_NAMES
     return ", ".join(ordered[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
-    """Fills the views, side by side on the last axis, with one tensor of a safetensors file."""
+    """Fills the views with one tensor of a safetensors file, split along its last axis."""
+    # A slice reads only the header. Shape and dtype are checked before the values are loaded.
     header = file.get_slice(name)
     *leading, last = parts[0].shape
     shape = (*leading, last * len(parts))
@@ -300,15 +303,15 @@ def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
 
 
 def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
-    """Returns {name of a tensor today: (open file, name in the file)} of <stem>.safetensors.
+    """Returns {current name of a tensor: (open file, name in the file)} of <stem>.safetensors.
 
-    Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does. Those
-    of weight norms (wav2vec 2.0) ended in _g and _v.
+    Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does. The
+    parameters of a weight norm (wav2vec 2.0) used to end in _g and _v.
     """
     tensors = {}
     for path in _files(folder, stem):
         try:
-            # Reads bfloat16 once ml_dtypes is imported, which jax does.
+            # safetensors can read bfloat16 into NumPy because jax has imported ml_dtypes.
             file = safe_open(path, "np")
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: can't be read as safetensors ({error})") from None
@@ -323,7 +326,10 @@ def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
 def write(
     folder: pathlib.Path, arrays_of: dict[str, list[np.ndarray]], stem: str = "model"
 ) -> None:
-    """Writes the arrays of `views` as <stem>.safetensors. Raises OSError if that fails."""
+    """Writes arrays in the form that `views` returns as <stem>.safetensors.
+
+    Raises OSError if that fails.
+    """
     tensors = {}
     for name, parts in arrays_of.items():
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
@@ -336,7 +342,7 @@ def write(
 
 
 def read_json(path: pathlib.Path) -> dict:
-    """Returns the JSON object in a file. Raises UserError if there is none."""
+    """Returns the JSON object in a file. Raises UserError if the content is anything else."""
     try:
         with buckets.reading(path):
             content = json.loads(path.read_bytes())
@@ -348,7 +354,7 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
-    """Returns the folder's safetensors files: one, or the shards that its index lists."""
+    """Returns the folder's safetensors files: a single one, or the shards listed in its index."""
     single = folder / f"{stem}.safetensors"
     index = folder / f"{stem}.safetensors.index.json"
     if single.exists():

@@ -1,1 +1,1 @@
-"""Uses of a trained model: sampling, beam search, scoring, filling, attention weights, prompts."""
+"""Inference with a trained model: sampling, beam search, scoring, masked tokens and features."""

@@ -1,4 +1,4 @@
-"""Attention weights of a trained model between the words, or the tokens, of texts."""
+"""Attention weights of a trained model between the words or tokens of texts."""
 
 from typing import Any
 
@@ -26,9 +26,9 @@ def check_length(num_tokens: int, max_length: int) -> None:
 
 
 def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool) -> Attended:
-    """Returns the self-attention of a text in the "encoder" or the "decoder".
+    """Returns the self-attention weights of a text in the "encoder" or the "decoder".
 
-    The weights are between words; with `pieces`, between tokens. Raises UserError for a text longer
+    They are between words or, with `pieces`, between tokens. Raises UserError for a text longer
     than `config.model.max_length`.
     """
     check_attends(model)
@@ -40,12 +40,13 @@ def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces
 def in_translation(
     model: Any, params, tokenizers, texts: tuple[str, str], *, kind: str, pieces: bool
 ) -> Attended:
-    """Returns one kind of attention of a model that translates, in a pair of texts.
+    """Returns the attention weights of one kind in an encoder-decoder, for a pair of texts.
 
     `texts` are a source and its translation. `kind` is "cross" (the translation attends to the
     source), "decoder" (the translation attends to itself) or "encoder" (the source attends to
-    itself). A query of the decoder is labelled with the word it predicts, a key with the word it
-    has read. Raises UserError for a text longer than `config.model.max_length`.
+    itself). A query of the decoder is labeled with the word that it predicts, and a key with the
+    word that the decoder has read there. Raises UserError for a text longer than
+    `config.model.max_length`.
     """
     check_attends(model)
     sides = tokenizers.source, tokenizers.target
@@ -59,6 +60,7 @@ def in_translation(
         return between(weights_in(model, params, "encoder", source, method="encode"), keys, keys)
     queries = Side.of(tokenizers.target, target_ids, pieces)
     if kind == "decoder":
+        # The decoder's inputs are its outputs, shifted right by the start token.
         keys = Side(["<s>"], [0]) + Side.of(tokenizers.target, target_ids[:-1], pieces)
     inputs = Inputs(jnp.array([[tokenizers.target.start_id, *target_ids[:-1]]]))
     weights = weights_in(model, params, "decoder", source, inputs, cross=kind == "cross")

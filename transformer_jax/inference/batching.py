@@ -1,4 +1,4 @@
-"""Batches of texts with the special tokens around them, padded to few shapes."""
+"""Batches of texts for inference: special tokens, padding to few shapes, and the original order."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 # --------------------------------------------------------------------------------------------------
-# The special tokens around a text: for encoders, and at the beginning for a language model.
+# The special tokens around a text.
 
 
 def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the units in front of a text and those behind it.
+    """Returns the special tokens before and after a text that an encoder reads.
 
-    A row of an Encoder is [CLS] text [SEP], or text [SEP] [CLS] where it declares `cls_last`. That
-    of a SequenceToSequence model is framed as a source. Raises UserError where the tokenizer does
-    not have these tokens.
+    An Encoder reads [CLS] text [SEP], or text [SEP] [CLS] if it declares `cls_last` (XLNet). A
+    SequenceToSequence model reads the text framed as a source. Raises UserError if the tokenizer
+    lacks these tokens.
     """
     if model.kind == "sequence_to_sequence":
         *begin, end = tokenizer.framed([])
@@ -26,10 +26,10 @@ def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def with_start(ids: list[int], tokenizer, data) -> list[int]:
-    """Returns the ids of a text's beginning, as a language model reads them in training.
+    """Returns the ids with the token in front that starts a document in training, if any.
 
-    `data` is `config.data`. The end token comes first where rows keep documents apart, and where
-    there are no ids.
+    `data` is `config.data`. With `data.mask_documents`, the end token comes first in each document.
+    It is also used if there are no ids, because a model must read at least one token.
     """
     return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids
 
@@ -56,7 +56,7 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:
-    """Returns the numbers of the items, sorted from the longest to the shortest."""
+    """Returns the indices of the items, sorted from the longest item to the shortest."""
     return sorted(range(len(lengths)), key=lambda number: -lengths[number])
 
 
@@ -74,7 +74,7 @@ def padded(rows: Sequence[Sequence], length: int, num_rows: int | None = None) -
 
 
 def in_order(results: Iterable[tuple[int, T]]) -> Iterator[T]:
-    """Yields the results sorted by their numbers 0, 1, 2, ..., each as soon as it can."""
+    """Yields the results in the order of their indices 0, 1, 2, ..., each as soon as possible."""
     waiting, next_number = {}, 0
     for number, result in results:
         waiting[number] = result

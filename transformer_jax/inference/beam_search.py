@@ -1,4 +1,4 @@
-"""Beam search, and the best continuations of prompts that it finds."""
+"""Beam search, and its use for continuing prompts with a causal language model."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -19,78 +19,79 @@ from transformer_jax.inference.generation import limit_in_window
 from transformer_jax.layers.decoding import State, on_rows
 
 # --------------------------------------------------------------------------------------------------
-# The hypotheses of a beam search, open and ended, and the outputs that they become.
+# The state of a search: open and finished hypotheses, and the outputs made from them.
 
 
 class Beams(NamedTuple):
-    """K hypotheses of each of B inputs, the best first. The lowest score marks an empty place."""
+    """K hypotheses of each of B inputs, best first. An empty entry has the score `NEVER`."""
 
-    ids: jax.Array  # (B, K, T) int32; the end is one of them
+    ids: jax.Array  # (B, K, T) int32, end token included
     scores: jax.Array  # (B, K) float32
 
 
 class Outputs(NamedTuple):
-    """The best hypotheses of each of B inputs, the best first."""
+    """The best hypotheses of each of B inputs, best first."""
 
-    ids: jax.Array  # (B, n_best, T) int32, 0 after the end
-    lengths: jax.Array  # (B, n_best) int32: tokens, including the end
+    ids: jax.Array  # (B, n_best, T) int32, 0 after the end token
+    lengths: jax.Array  # (B, n_best) int32: number of tokens, end token included
     scores: jax.Array  # (B, n_best) float32
 
     def row(self, number: int) -> "Outputs":
-        """Returns the outputs of an input, (n_best, ...)."""
+        """Returns the outputs of one input, (n_best, ...)."""
         return jax.tree.map(lambda x: x[number], self)
 
     def tokens(self, eos_id: int) -> list[list[int]]:
-        """Returns the tokens of each output of one input, without the end."""
+        """Returns the tokens of each output of one input, without the end token."""
         outputs = [row[:length].tolist() for row, length in zip(self.ids, self.lengths)]
         return [ids[:-1] if ids[-1:] == [eos_id] else ids for ids in outputs]
 
 
 class Search(NamedTuple):
-    """B places. Each holds an input with its K open hypotheses, or nothing.
+    """The search for B inputs with K hypotheses each. A row of the batch may be free.
 
-    Inputs come and go while the search of other inputs continues.
+    Inputs can be put into free rows while the search for the other inputs goes on (continuous
+    batching).
     """
 
-    # (B,) int32: most tokens of an output, including the end; 0: an empty place
+    # (B,) int32: maximum number of tokens of an output, end token included; 0 in a free row
     limits: jax.Array
-    lengths: jax.Array  # (B,) int32: tokens of each open hypothesis
+    lengths: jax.Array  # (B,) int32: number of tokens of each open hypothesis
     open: Beams  # (B, K, T)
     ended: Beams  # (B, K, T)
-    state: State  # the tokens that the model has read
-    # (B, P) int32: the tokens in front of an output, -1 for padding there; None: no constraint
-    # reads them
+    state: State  # KV cache or recurrent state of the tokens that the model has read
+    # (B, P) int32: the tokens in front of an output, padded with -1 on the left; None unless a
+    # constraint reads them
     before: jax.Array | None = None
 
     @property
     def slots(self) -> int:
-        """The most tokens T that there is room for."""
+        """The capacity T for tokens of an output."""
         return self.open.ids.shape[2]
 
 
 # --------------------------------------------------------------------------------------------------
-# Constraints of beam search, which change the log-probabilities of the next tokens.
+# Constraints on the outputs, which modify the log-probabilities of the next tokens.
 #
-# Each equals the class of the same purpose in transformers, `generation/logits_process.py`. A token
-# that is impossible gets -inf. The others keep their log-probabilities unless `renormalize` says
-# otherwise.
+# Each computes the same as its counterpart in transformers (generation/logits_process.py): a
+# forbidden token gets -inf, and the others keep their log-probabilities unless `renormalize` is
+# set.
 
 LogProbs = Float[Array, "B K V"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Constraints:
-    """The constraints of all outputs of a search. The defaults change nothing."""
+    """The constraints on all outputs of a search. By default there are none."""
 
-    never: tuple[int, ...] = ()  # tokens that no output holds
-    min_length: int = 0  # fewest tokens of an output, including the end
-    no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0: each may
+    never: tuple[int, ...] = ()  # tokens that no output may contain
+    min_length: int = 0  # fewest tokens of an output, end token included
+    no_repeat_ngram: int = 0  # no n-gram of this size may occur twice; 0: any may
     first: tuple[int, ...] = ()  # the first tokens of each output
-    force_end: bool = False  # an output that reaches its limit ends there
-    renormalize: bool = False  # the probabilities of the tokens that are left sum to 1
+    force_end: bool = False  # an output that reaches its limit gets an end token there
+    renormalize: bool = False  # the probabilities of the allowed tokens sum to 1
 
     def __call__(self, log_p: LogProbs, search: Search, eos_id: int) -> LogProbs:
-        """Returns the log-probabilities of the tokens that the open hypotheses may write next."""
+        """Returns the constrained log-probabilities of the next tokens of the open hypotheses."""
         if self.no_repeat_ngram:
             text = jnp.concatenate(
                 [jnp.repeat(search.before[:, None], log_p.shape[1], axis=1), search.open.ids],
@@ -103,8 +104,9 @@ class Constraints:
         if self.min_length:
             too_short = search.lengths + 1 < self.min_length
             log_p = jnp.where(_rows(too_short), without(log_p, (eos_id,)), log_p)
-        for place, token in enumerate(self.first):
-            log_p = forced(log_p, search.lengths == place, token)
+        # Forced tokens come last, as in transformers, so that they override the constraints above.
+        for position, token in enumerate(self.first):
+            log_p = forced(log_p, search.lengths == position, token)
         if self.force_end:
             log_p = forced(log_p, search.lengths + 1 == search.limits, eos_id)
         return normalized(log_p) if self.renormalize else log_p
@@ -116,7 +118,7 @@ def without(log_p: LogProbs, tokens: tuple[int, ...]) -> LogProbs:
 
 
 def forced(log_p: LogProbs, inputs: Bool[Array, " B"], token: int) -> LogProbs:
-    """Returns the log-probabilities, where `token` is certain as the next token of `inputs`."""
+    """Returns the log-probabilities in which `token` is certain for the chosen `inputs`."""
     certain = jnp.where(np.arange(log_p.shape[2]) == token, 0.0, -jnp.inf)
     return jnp.where(_rows(inputs), certain, log_p)
 
@@ -124,28 +126,29 @@ def forced(log_p: LogProbs, inputs: Bool[Array, " B"], token: int) -> LogProbs:
 def without_repeats(
     log_p: LogProbs, text: Int[Array, "B K T"], lengths: Int[Array, " B"], size: int
 ) -> LogProbs:
-    """Returns the log-probabilities with -inf where a token repeats `size` tokens of its text.
+    """Returns the log-probabilities with -inf for tokens that would repeat an n-gram of `size`.
 
-    The first `lengths` (B,) tokens of a text have been written or read.
+    Of each text, only the first `lengths` (B,) tokens are valid.
     """
     batch, beams, vocab = log_p.shape
     num_windows = text.shape[2] - size + 1
     if num_windows < 1:
         return log_p
-    # A window ends with the token that must not follow its other tokens again.
+    # A window is an n-gram of the text. If its first n - 1 tokens equal the last n - 1 tokens of
+    # the text, its last token would repeat it and is forbidden.
     repeats = jnp.arange(num_windows) + size <= _rows(lengths)
-    for place in range(size - 1):
-        last = jnp.maximum(_rows(lengths) - size + 1 + place, 0)
-        same = text[..., place : place + num_windows] == jnp.take_along_axis(text, last, axis=2)
+    for offset in range(size - 1):
+        last = jnp.maximum(_rows(lengths) - size + 1 + offset, 0)
+        same = text[..., offset : offset + num_windows] == jnp.take_along_axis(text, last, axis=2)
         repeats = repeats & same
-    # The id beyond the vocabulary is dropped.
+    # Windows that do not match write to an id beyond the vocabulary, which the scatter drops.
     tokens = jnp.where(repeats, text[..., size - 1 :], vocab)
     inputs, hypotheses = jnp.ogrid[:batch, :beams]
     return log_p.at[inputs[..., None], hypotheses[..., None], tokens].set(-jnp.inf, mode="drop")
 
 
 def normalized(log_p: LogProbs) -> LogProbs:
-    """Returns the log-probabilities of the possible tokens among themselves."""
+    """Returns the log-probabilities, renormalized over the tokens that are still possible."""
     total = jax.nn.logsumexp(log_p, axis=-1, keepdims=True)
     return log_p - jnp.where(jnp.isfinite(total), total, 0.0)
 
@@ -159,34 +162,36 @@ def _rows(x: Array) -> Array:
 # Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
 # section 6.1, or as in transformers.
 
-_BLOCK_SIZE = 128  # numbers of a block in the search for the largest
-NEVER = -1e9  # score of an empty place: finite, so that differences are numbers
-_EMPTY = NEVER / 10  # lower than the score of any hypothesis
+_BLOCK_SIZE = 128  # entries of a block in `_largest`
+NEVER = -1e9  # score of an empty entry: finite, because -inf minus -inf would be NaN
+_EMPTY = NEVER / 10  # below the score of any hypothesis, above that of an empty entry
 
 
 def length_penalty(length: Array | float | int, alpha: float, kind: str = "gnmt") -> Array | float:
     """Returns ((5 + length) / 6)^alpha, or length^alpha for the kind "length" of transformers.
 
-    The length counts the end token.
+    The length includes the end token.
     """
     return ((5.0 + length) / 6.0 if kind == "gnmt" else 1.0 * length) ** alpha
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """Finds the `n_best` hypotheses of each input, with `beam` open hypotheses at a time.
+    """Finds the `n_best` hypotheses of each input with a beam of `beam` open hypotheses.
 
-    A hypothesis' score is its log-probability over `length_penalty`. It ends with `eos_id`. A
-    hypothesis that reaches its input's limit without an end counts only if no other one ends, or,
-    where `continues`, as one that ends. One beam is greedy search.
+    The score of a hypothesis is its log-probability divided by `length_penalty`. A hypothesis ends
+    with `eos_id`. One that reaches the limit of its input without an end token counts only if no
+    other has ended, unless `continues` is set: then it counts like one that has ended. A beam of 1
+    is greedy search.
 
-    An input is done when none of its open hypotheses can come among its `n_best` any more. The
-    log-probability only falls, so an upper bound of a score is the present log-probability over
-    the penalty of the longest output. This is `early_stopping` "exact". The other values are those
-    of transformers, `_beam_search` in generation/utils.py. "never": none can come among the best
-    `beam`. "estimate" (False there): none could with its present length. "first" (True there):
-    `beam` hypotheses have ended. With these three, a hypothesis ends with `eos_id` or at the limit,
-    and only where it is among the `beam` likeliest candidates.
+    `early_stopping` decides when an input is done. With "exact", it is done once none of its open
+    hypotheses can still become one of the `n_best`. Because a log-probability only falls as tokens
+    are added, the current log-probability divided by the penalty of the longest possible output is
+    an upper bound of the score. The other values follow `_beam_search` in transformers'
+    generation/utils.py: with "never", none can still become one of the `beam` best; with "estimate"
+    (False there), none would at its current length; with "first" (True there), `beam` hypotheses
+    have ended. With these three, a hypothesis ends with `eos_id` or at the limit, and only if it is
+    among the `beam` likeliest candidates.
     """
 
     beam: int
@@ -202,7 +207,7 @@ class BeamSearch:
     def of(
         cls, decode: Any, eos_id: int, n_best: int = 1, *, continues: bool = False, **others
     ) -> "BeamSearch":
-        """Returns the search of config.decode. `others` are further constraints."""
+        """Returns the search that config.decode describes. `others` are further constraints."""
         return cls(
             continues=continues,
             beam=decode.beam,
@@ -223,7 +228,7 @@ class BeamSearch:
     def empty(
         self, places: int, slots: int, state: State, before: Int[Array, "B P"] | None = None
     ) -> Search:
-        """Returns a search with nothing in any place.
+        """Returns a search whose `places` rows are all free.
 
         `state`, and the tokens `before` an output (B, P), may have any finite content.
         """
@@ -241,16 +246,17 @@ class BeamSearch:
         state: State,
         before: Int[Array, "N P"] | None = None,
     ) -> Search:
-        """Returns a search of N inputs with their first tokens.
+        """Starts a search for N inputs and chooses their first tokens.
 
-        `limits` is (N,). `logits` (N, V) predict the first tokens. `state` has one hypothesis for
-        each input: what the model has read. `before` (N, P) are the tokens of an output's text in
-        front of it, -1 for padding there.
+        `limits` are the maximum lengths of the outputs, and `logits` predict their first tokens.
+        `state` has a single hypothesis for each input. `before` (N, P) holds the tokens in front of
+        each output, padded with -1 on the left.
         """
         beams = (len(limits), self.beam)
         state = on_rows(type(state).reorder, state, jnp.zeros(beams, jnp.int32))
         search = self.empty(len(limits), 1, state, before)
-        # All beams are equal at first, so only the first beam may branch.
+        # At the start all K hypotheses of an input are equal. Only the first may branch; otherwise
+        # the beam would hold K copies of the same hypothesis.
         first = search.open.scores.at[:, 0].set(0)
         search = search._replace(limits=limits, open=search.open._replace(scores=first))
         return on_rows(self._choose, search, jnp.repeat(logits[:, None], self.beam, axis=1))
@@ -263,9 +269,9 @@ class BeamSearch:
         places: Int[Array, " N"],
         rows: Int[Array, " N"],
     ) -> Search:
-        """Returns `search` with `rows` (N,) of `new_inputs` at the free `places` (N,).
+        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `places`.
 
-        A repeated pair of row and place has no further effect.
+        A repeated pair of the two has no further effect.
         """
         missing = search.slots - new_inputs.slots
         new_inputs = new_inputs._replace(
@@ -281,7 +287,7 @@ class BeamSearch:
         return moved._replace(state=state)
 
     def advance(self, search: Search, step: Callable, free: Int[Array, ""] | int) -> Search:
-        """Continues until `free` () places are empty or done, or an input has no more room.
+        """Continues until `free` rows are free or done, or until an input needs more slots.
 
         `step(state, tokens (B, K))` returns (logits (B, K, V), state). It reads one token for each
         hypothesis.
@@ -300,11 +306,11 @@ class BeamSearch:
         return jax.lax.while_loop(is_unfinished, write, search)
 
     def running(self, search: Search) -> Bool[Array, " B"]:
-        """Returns the places whose inputs are not done, (B,) bool."""
+        """Returns which rows have an input that is not done, (B,) bool."""
         return self._may_improve(search) & (search.lengths < search.limits)
 
     def _may_improve(self, search: Search) -> Bool[Array, " B"]:
-        """Returns the places with an open hypothesis that may still come among the best."""
+        """Returns the rows whose best open hypothesis may still become one of the outputs."""
         if self.early_stopping == "first":
             return search.ended.scores[:, -1] < _EMPTY
         lengths = search.limits
@@ -318,9 +324,10 @@ class BeamSearch:
         return length_penalty(lengths, self.alpha, self.penalty)
 
     def best(self, search: Search) -> Outputs:
-        """Returns the best hypotheses of each place, (B, n_best)."""
+        """Returns the best hypotheses of each row, (B, n_best)."""
         unended = search.open.scores / self._penalty(search.limits)[:, None]
-        # Hypotheses without an end rank behind all that have ended, unless texts are continued.
+        # Hypotheses without an end token rank behind all that have ended. In a continuation, they
+        # count as much as the others.
         behind = 0 if self.continues and self.early_stopping == "exact" else _EMPTY
         ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)
@@ -334,9 +341,9 @@ class BeamSearch:
         )
 
     def resized(self, search: Search, slots: int, length: int = 0) -> Search:
-        """Returns the search with room for `slots` tokens, at least those of any input.
+        """Returns the search with room for `slots` tokens, which no output may exceed so far.
 
-        `length` is that of the longest source.
+        `length` is the length of the longest source.
         """
 
         def fit(ids):
@@ -350,10 +357,11 @@ class BeamSearch:
         )
 
     def _choose(self, search: Search, logits: Float[Array, "B K V"]) -> Search:
-        """Returns the search with the next token of each hypothesis, from logits (B, K, V)."""
+        """Extends the hypotheses by one token, for which `logits` are given."""
         (batch, beam, vocab), length = logits.shape, search.lengths
-        # With 2K candidates, K of them continue even if the others end. One beam ends where its
-        # likeliest token is the end.
+        # Among 2K candidates, at most K end, because each hypothesis has one end token. So K open
+        # hypotheses are left. Greedy search needs a single candidate: it ends if the likeliest
+        # token is the end token.
         num_candidates = 2 * beam if beam > 1 else 1
         logits = logits.astype(jnp.float32)
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -366,7 +374,7 @@ class BeamSearch:
             token[..., None],
             _pick(search.open.ids, parent),
         )
-        live = self.running(search)[:, None]  # an input that is done does not change
+        live = self.running(search)[:, None]  # inputs that are done must not change any more
 
         ends = (token == self.eos_id) & live
         if self.early_stopping != "exact":
@@ -400,9 +408,10 @@ def _lengthened(ids: Int[Array, "B K T"], count: int) -> Int[Array, "B K _"]:
 def _largest(
     x: Float[Array, "B N"], count: int
 ) -> tuple[Float[Array, "B {count}"], Int[Array, "B {count}"]]:
-    """Returns jax.lax.top_k(x (B, N), count), five times as fast on a CPU.
+    """Returns jax.lax.top_k(x, count), five times as fast on a CPU.
 
-    Only the blocks with the largest maxima are sorted.
+    The `count` largest entries lie in the `count` blocks with the largest maxima, so only these
+    blocks are searched.
     """
     starts = jnp.arange(0, x.shape[1], _BLOCK_SIZE)
     if len(starts) <= count:
@@ -410,7 +419,8 @@ def _largest(
     window = (1, _BLOCK_SIZE)
     padding = ((0, 0), (0, -x.shape[1] % _BLOCK_SIZE))
     maxima = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, padding)
-    # Sorted blocks keep the order of top_k: of equal numbers the first comes first.
+    # In top_k, the lower index comes first among equal numbers. With the blocks in the order of
+    # their indices, this holds for the whole row.
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1], axis=1)
     index = (starts[blocks][..., None] + jnp.arange(_BLOCK_SIZE)).reshape(len(x), -1)
     largest, order = jax.lax.top_k(jnp.where(index < x.shape[1], _pick(x, index), -jnp.inf), count)
@@ -418,14 +428,14 @@ def _largest(
 
 
 def _pick(x: Shaped[Array, "B N ..."], chosen: Int[Array, "B M"]) -> Shaped[Array, "B M ..."]:
-    """Returns the chosen entries (B, M, ...) of x (B, N, ...), from their numbers (B, M)."""
+    """Returns the entries of x (B, N, ...) at the indices `chosen` (B, M), (B, M, ...)."""
     return jnp.take_along_axis(x, chosen.reshape(*chosen.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 # --------------------------------------------------------------------------------------------------
-# The best continuations of prompts, by beam search with a causal language model.
+# Continuing prompts by beam search with a causal language model.
 
-# Lengths are padded to multiples of it, so that few shapes are compiled.
+# Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
 
 
@@ -434,15 +444,15 @@ class ScoredContinuation(NamedTuple):
     tokens: int  # generated
     # "end": at the end of the document; "length": after max_tokens
     finished: str
-    score: float  # log-probability over the length penalty
+    score: float  # log-probability divided by the length penalty
 
 
 @dataclasses.dataclass(frozen=True)
 class BestContinuations:
-    """Finds continuations with a Causal model, for `batch` prompts at a time.
+    """Continues prompts by beam search with a Causal model, `batch` prompts at a time.
 
-    `with_start(ids)` returns a prompt's ids behind the token that a document starts with in
-    training. The devices share the prompts of a batch. See CausalUse.generate_beam.
+    `with_start(ids)` puts the token that starts a document in training in front of a prompt. The
+    prompts of a batch are split over the devices. See CausalUse.generate_beam.
     """
 
     model: Any  # the Linen module
@@ -459,7 +469,7 @@ class BestContinuations:
         params = self.model.for_decoding(params)
         first, size = 0, 0
         for texts in chunks(prompts, self.batch):
-            # The last batch is filled up to the shape of the others.
+            # The last batch is padded to the shape of the others, so that nothing is recompiled.
             size = size or self.placement.rows(len(texts))
             ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
             limits = [
@@ -475,14 +485,14 @@ class BestContinuations:
     def _inputs(
         self, prompts: list[list[int]], limits: list[int], size: int, search: BeamSearch
     ) -> tuple["_Program", tuple[np.ndarray, ...]]:
-        """Returns the program of a batch, and its inputs of `size` rows."""
+        """Returns the program of a batch, and its inputs in `size` rows."""
         lengths = [len(ids) for ids in prompts]
         slots = rounded_up(max(map(sum, zip(lengths, limits))), _LENGTH_MULTIPLE)
         slots = min(slots, self.model.window)
         length = min(rounded_up(max(lengths), _LENGTH_MULTIPLE), slots)
         room = min(rounded_up(max(limits), _LENGTH_MULTIPLE), slots)
         missing = size - len(prompts)
-        # A row without a prompt has no room for an output.
+        # Rows that pad the batch have the limit 0, so they count as free.
         inputs = (
             padded(prompts, length, size),
             np.array(lengths + [1] * missing, np.int32),
@@ -493,11 +503,11 @@ class BestContinuations:
     def _continuations(self, prompt: list[int], outputs: Outputs) -> list[ScoredContinuation]:
         """Returns the continuations of a prompt."""
         rows = outputs.tokens(self.tokenizer.eos_id)
-        # A continuation that is decoded without its prompt may lose its first space.
-        begin, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
+        # Decoded without its prompt, a continuation may lose its first space.
+        start, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
             ScoredContinuation(
-                text[len(begin) :],
+                text[len(start) :],
                 len(ids),
                 "length" if len(ids) == length else "end",
                 float(score),
@@ -508,13 +518,13 @@ class BestContinuations:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """The compiled search. Its parameters are those of the model's `for_decoding`."""
+    """The compiled search. It takes parameters in the form of the model's `for_decoding`."""
 
     model: Any
     search: BeamSearch
     placement: Placement
-    slots: int  # of the cache
-    room: int  # tokens of the longest output
+    slots: int  # of the KV cache
+    room: int  # maximum number of tokens of an output
 
     @partial(jax.jit, static_argnums=0)
     def best(
@@ -524,29 +534,32 @@ class _Program:
         lengths: Int[Array, " B"],
         limits: Int[Array, " B"],
     ) -> Outputs:
-        """Returns the best outputs (B, n_best, T). `limits` (B,) are their most tokens."""
+        """Returns the best outputs (B, n_best, T) of up to `limits` tokens each."""
         with self.placement.use():
             prompts, lengths, limits = split_rows((prompts, lengths, limits))
             logits, state = self.model.begin(params, prompts, lengths, slots=self.slots)
-            begun = self.search.begin(limits, logits, state, _at_the_end(prompts, lengths))
-            begun = self.search.resized(begun, self.room)
-            ended = self.search.advance(begun, partial(self.model.step, params), len(prompts))
-            return gathered(self.search.best(ended))
+            search = self.search.begin(limits, logits, state, _right_aligned(prompts, lengths))
+            search = self.search.resized(search, self.room)
+            search = self.search.advance(search, partial(self.model.step, params), len(prompts))
+            return gathered(self.search.best(search))
 
 
-def _at_the_end(prompts: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Int[Array, "B L"]:
-    """Returns the prompts, moved to the ends of their rows; -1 stands in front of them."""
-    places = jnp.arange(prompts.shape[1]) - prompts.shape[1] + lengths[:, None]
-    moved = jnp.take_along_axis(prompts, jnp.maximum(places, 0), axis=1)
-    return jnp.where(places < 0, -1, moved)
+def _right_aligned(prompts: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Int[Array, "B L"]:
+    """Returns the prompts, moved to the ends of their rows and padded with -1 on the left.
+
+    Each output then directly follows its prompt, as the search for repeated n-grams requires.
+    """
+    indices = jnp.arange(prompts.shape[1]) - prompts.shape[1] + lengths[:, None]
+    moved = jnp.take_along_axis(prompts, jnp.maximum(indices, 0), axis=1)
+    return jnp.where(indices < 0, -1, moved)
 
 
 def checked_search(
     beam: Any, n_best: Any, *, decode: Any, tokenizer: Tokenizer, vocab_size: int
 ) -> BeamSearch:
-    """Returns the search of config.decode with other numbers of beams and outputs.
+    """Returns the search of config.decode, but with these numbers of beams and outputs.
 
-    Raises UserError for an impossible number.
+    Raises UserError for numbers that are not possible.
     """
     for name, value in (("beam", beam), ("n_best", n_best)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -1,4 +1,4 @@
-"""The uses of a trained causal language model: continuing texts, and scoring them."""
+"""The uses of a trained causal language model: generating and scoring text."""
 
 import dataclasses
 import os
@@ -33,23 +33,23 @@ from transformer_jax.inference.generation import (
     Generator,
     Request,
     Sampling,
+    sampling_from,
 )
-from transformer_jax.inference.generation import sampling_from as sampling_of
 from transformer_jax.layers.embeddings import check_ids, token_log_probs
 from transformer_jax.pictures.attention_maps import Attended
 
 # --------------------------------------------------------------------------------------------------
-# Log-probabilities that a causal language model gives to texts.
+# Log-probabilities of texts under a causal language model.
 
-# Lengths are padded to multiples of it, so that few shapes are compiled.
+# Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
-# Batches whose texts are sorted by length together.
+# Number of batches that are read ahead and sorted by length together.
 _SORTED_BATCHES = 16
 
 
 class Likelihood(NamedTuple):
     log_prob: float  # log P(continuation | context)
-    greedy: bool  # whether each token was the likeliest one
+    greedy: bool  # whether each token was the likeliest one: greedy decoding would return it
     tokens: int  # of the continuation
 
 
@@ -57,8 +57,8 @@ class Likelihood(NamedTuple):
 class Scorer:
     """Scores continuations with a causal language model, `batch` at a time.
 
-    The devices share the rows of a batch, so `batch` is a number that `placement` divides.
-    `with_start(ids)` returns a text's ids behind the token that a document starts with in training.
+    The rows of a batch are split over the devices of `placement`, so their number must divide
+    `batch`. `with_start(ids)` puts the token that starts a document in training in front of a text.
     See CausalUse.log_likelihoods.
     """
 
@@ -76,19 +76,22 @@ class Scorer:
     def encoded(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Returns the token ids of contexts and continuations.
 
-        Spaces at the end of a context belong to the continuation, since they are part of its first
-        word's token. So does a token that crosses the border.
+        Spaces at the end of a context are counted as part of the continuation, because the
+        tokenizer joins them to the word that follows. For the same reason, a token that spans the
+        end of the context belongs to the continuation.
         """
         contexts = [context.rstrip() for context, _ in pairs]
         texts = self.tokenizer.encode([context + continuation for context, continuation in pairs])
         pairs_of_ids = []
         for ids, context_ids in zip(texts, self.tokenizer.encode(contexts)):
+            # The whole text is encoded at once, as in training. Its first tokens may differ from
+            # those of the context alone, so the split is where the two begin to differ.
             border = len(os.path.commonprefix([ids, context_ids]))
             pairs_of_ids.append((self.with_start(ids[:border]), ids[border:]))
         return pairs_of_ids
 
     def tokens(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[Likelihood]:
-        """As `texts`, for token ids."""
+        """Like `texts`, but for token ids."""
         for number, (context, continuation) in enumerate(pairs, 1):
             self._check(f"pair {number}", context, continuation)
         longest = self.model.window + 1  # the last token is predicted, but not read
@@ -114,12 +117,13 @@ class Scorer:
     def _scored(
         self, params, rows: list[tuple[list[int], int]]
     ) -> Iterator[tuple[int, Likelihood]]:
-        """Yields (number of a row, its likelihood). Rows are (ids, number of last ids to score)."""
+        """Yields (index of a row, its likelihood). A row is (ids, how many at the end to score)."""
         for numbers in chunks(longest_first([len(ids) for ids, _ in rows]), self.batch):
             chosen = [rows[number] for number in numbers]
             length = rounded_up(len(chosen[0][0]) - 1, _LENGTH_MULTIPLE)
             length = min(length, self.model.window)
             tokens = padded([ids for ids, _ in chosen], length + 1, self.batch)
+            # A weight of 1 selects a target. Target i is token i + 1 of the row.
             weights = np.zeros((self.batch, length), np.int32)
             for row, (ids, num_scored) in enumerate(chosen):
                 weights[row, len(ids) - 1 - num_scored : len(ids) - 1] = 1
@@ -135,14 +139,16 @@ class Scorer:
 def _score(
     model, placement, params, tokens: Int[Array, "B read"], weights: Int[Array, "B L"]
 ) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Returns the log-probabilities (B,) of the tokens with weight 1, and whether all of them are
-    the likeliest ones (B,).
+    """Returns the summed log-probability (B,) of the tokens with weight 1, and whether each of them
+    is the likeliest token (B,).
 
-    `tokens` is (B, L + 1); `weights` (B, L) belongs to the tokens from the second on.
+    `tokens` is (B, L + 1); `weights` (B, L) are the weights of the tokens from the second on.
     """
     with placement.use():
         tokens, weights = split_rows((tokens, weights))
         hidden = model.apply({"params": params}, Inputs(tokens[:, :-1]), method="hidden")
+        # The output layer is passed on rather than applied, so that the logits of all positions
+        # never exist at once.
         output = model.apply({"params": params}, method="output")
         log_probs, likeliest = token_log_probs(hidden, output, tokens[:, 1:])
         log_prob = jnp.sum(log_probs * weights, axis=1)
@@ -150,7 +156,7 @@ def _score(
 
 
 # --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is causal. They also reply in chats and return attention.
+# The methods of a task whose model is causal, including chat and attention weights.
 
 
 class CausalUse:
@@ -180,28 +186,31 @@ class CausalUse:
     ) -> Iterator[Continuation]:
         """Yields a continuation of each prompt, in order.
 
-        A continuation ends where the document ends, before one of the strings `stop`, or after
-        `max_tokens` tokens (default: 100). `how=Sampling(...)` decides how a token is drawn; its
-        options may be given by name, as in temperature=0.8. `watch` is called from time to time
-        with the unfinished continuations of a batch.
+        A continuation ends at the end of the document, in front of one of the strings `stop`, or
+        after `max_tokens` tokens (default: 100). `how=Sampling(...)` decides how a token is drawn;
+        its options may also be given by name, as in temperature=0.8. `watch` is called from time to
+        time with the unfinished continuations of a batch.
 
         The model reads a window of at most `config.model.max_length` tokens. When the window is
-        full, its last half becomes a new prompt with positions from 0. The end of a document that
-        stands before a text is not repeated there. A prompt that fills the window is cut to its
-        last half. `repetition_penalty` counts the tokens of the whole text.
+        full, its last half becomes a new prompt whose positions start from 0; the end token in
+        front of the text is not repeated. A prompt that fills the window is cut to its last half.
+        `repetition_penalty` considers the tokens of the whole text.
 
-        With window="refuse", a prompt and `max_tokens` that exceed the window together raise
-        UserError. The default of `max_tokens` is then at most the room that is left.
+        With window="refuse", a prompt that exceeds the window together with `max_tokens` raises
+        UserError, and by default `max_tokens` is at most the room that the window has left.
 
-        A text depends only on its prompt, the number of its prompt, and `seed`. Other texts of its
-        batch change its logits by rounding errors. In float32 these errors decide no token; in
-        bfloat16 they rarely do.
+        A text depends only on its prompt, the index of its prompt, and `seed`. The other texts of
+        its batch change its logits by rounding errors, which never decide a token in float32 and
+        rarely do in bfloat16.
         """
-        drawing = sampling_of(how, sampling)
-        request = Request(max_tokens, drawing, _strings(stop), seed, watch, window)
+        how = sampling_from(how, sampling)
+        request = Request(max_tokens, how, _strings(stop), seed, watch, window)
         generator = self._generator(params, self.tokenizer)
-        some = chunks(arguments.as_texts(prompts), generator.batch)
-        encoded = (self.with_start(ids) for texts in some for ids in self.tokenizer.encode(texts))
+        # Prompts are encoded batch by batch as they are needed, so they may be a stream.
+        batches = chunks(arguments.as_texts(prompts), generator.batch)
+        encoded = (
+            self.with_start(ids) for texts in batches for ids in self.tokenizer.encode(texts)
+        )
         return generator(params, encoded, request)
 
     def _generator(self, params, tokenizer) -> Generator:
@@ -210,26 +219,26 @@ class CausalUse:
         return Generator(self.model, tokenizer, batch, placement)
 
     def reply(self, params, messages: Prompt, **options) -> Continuation:
-        """Returns the assistant's answer to one prompt. See `replies` for options and errors."""
-        encode, write = self._answering(params, **options)
+        """Returns the assistant's reply to one prompt. See `replies` for options and errors."""
+        encode, write = self._chat_functions(params, **options)
         return next(write([encode(messages)]))
 
     def replies(self, params, prompts: Iterable[Prompt], **options) -> Iterator[Continuation]:
-        """Yields the assistant's answer to each prompt, in order, for a run that knows the marks.
+        """Yields the assistant's reply to each prompt, in order.
 
-        A prompt is a conversation, [{"role": "user", "content": "Hello"}] and so on, or a text,
-        which is a message of the user. An answer has at most `max_tokens` tokens, by default a
+        A prompt is a conversation, such as [{"role": "user", "content": "Hello"}], or a text, which
+        is read as a message of the user. A reply has at most `max_tokens` tokens, by default a
         quarter of `config.model.max_length`. A conversation that leaves less room loses its oldest
-        turns; the message of the system stays. The other options are those of `generate`, but for
+        turns, but keeps the system message. The other options are those of `generate`, except for
         `window`.
 
-        Raises UserError for messages that are no conversation, for a run without marks, and where
-        the last turn alone leaves less room.
+        Raises UserError for messages that are not a conversation, for a run whose tokenizer has no
+        special tokens for conversations, and if the last turn alone leaves too little room.
         """
-        encode, write = self._answering(params, **options)
+        encode, write = self._chat_functions(params, **options)
         return write(each(encode, arguments.as_texts(prompts)))
 
-    def _answering(
+    def _chat_functions(
         self,
         params,
         *,
@@ -240,22 +249,22 @@ class CausalUse:
         watch: Callable[[list[str]], None] | None = None,
         **sampling,
     ) -> tuple[Callable, Callable]:
-        """Returns two functions: that of a prompt's ids, and that of the answers to ids."""
+        """Returns two functions: one encodes a prompt, the other replies to encoded prompts."""
         tokenizer = self.chat_tokenizer
         limit = room_of_answer(self.model) if max_tokens is None else max_tokens
-        drawing = sampling_of(how, sampling)
-        request = Request(limit, drawing, _strings(stop), seed, watch, "refuse")
+        how = sampling_from(how, sampling)
+        request = Request(limit, how, _strings(stop), seed, watch, "refuse")
         encode = partial(prompt, tokenizer, self.model, limit)
         generator = self._generator(params, tokenizer.answering)
         return encode, partial(generator, params, request=request)
 
     @property
     def chat_tokenizer(self) -> ChatTokenizer:
-        """The tokenizer, with the marks of conversations. Raises UserError where it has none."""
+        """The tokenizer. Raises UserError if it has no special tokens for conversations."""
         if not isinstance(self.tokenizer, ChatTokenizer):
             raise UserError(
-                f"config.task.name={self.config.task.name!r}: this run knows no marks of "
-                "conversations; begin a run of config.task.name='chat' with it"
+                f"config.task.name={self.config.task.name!r}: this run has no special tokens for "
+                "conversations; start a run of config.task.name='chat' from it"
             )
         return self.tokenizer
 
@@ -270,11 +279,11 @@ class CausalUse:
     ) -> Iterator[list[ScoredContinuation]]:
         """Yields the `n_best` continuations of each prompt, in order, by beam search.
 
-        `beam` hypotheses are open at a time (default: `config.decode.beam`); one beam always takes
-        the likeliest token. A score is the log-probability over the length penalty of
-        `config.decode.alpha`. The other keys of config.decode hold, but for `max_length` and
-        `max_extra`. A continuation ends where the document ends, or after `max_tokens` tokens
-        (default: 100, at most the room that the window has left).
+        `beam` is the number of open hypotheses (default: `config.decode.beam`); a beam of 1 always
+        takes the likeliest token. A score is the log-probability divided by the length penalty with
+        `config.decode.alpha`. The other keys of config.decode apply as well, except for
+        `max_length` and `max_extra`. A continuation ends at the end of the document, or after
+        `max_tokens` tokens (default: 100, or less if the window has less room).
 
         Raises UserError for a prompt that exceeds the window together with `max_tokens`.
         """
@@ -292,11 +301,11 @@ class CausalUse:
         return find(params, arguments.as_texts(prompts), search, max_tokens)
 
     def with_start(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a text's beginning, as the model reads them in training."""
+        """Returns the ids with the token in front that starts a document in training, if any."""
         return batching.with_start(ids, self.tokenizer, self.config.data)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
+        """Returns the attention weights between the words of a text or, with `pieces`, its tokens.
 
         Raises UserError for a text longer than `config.model.max_length`.
         """
@@ -308,15 +317,15 @@ class CausalUse:
     def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
         """Yields log P(continuation | context) for each (context, continuation), in order.
 
-        An empty context is the beginning of a document. A text that is too long for the model loses
-        the beginning of its context.
+        With an empty context, the continuation starts a document. The context of a text that is too
+        long for the model is cut on the left.
         """
         return self._scorer(params).texts(params, pairs)
 
     def token_log_likelihoods(
         self, params, pairs: Sequence[tuple[list[int], list[int]]]
     ) -> Iterator[Likelihood]:
-        """As `log_likelihoods`, for token ids.
+        """Like `log_likelihoods`, but for token ids.
 
         Raises UserError for an empty context, and for ids that are not in the vocabulary.
         """
@@ -333,34 +342,35 @@ def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def room_of_answer(model: Any) -> int:
-    """Returns the most tokens of an answer, by default: a quarter of the window."""
+    """Returns the default for the maximum length of a reply: a quarter of the window."""
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
 
 
 def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, turns: Prompt) -> list[int]:
-    """Returns the ids of a conversation that leaves room for `max_tokens` in the window.
+    """Returns the ids of a conversation, leaving room for `max_tokens` in the window.
 
-    The oldest turns are left out until it does. A turn is a message of the user with those that
-    follow it. The message of the system stays. Raises UserError where the last turn alone is too
-    long, and for messages that are no conversation.
+    As many of the oldest turns as necessary are left out. A turn is a message of the user together
+    with the messages that follow it. The system message is always kept. Raises UserError if the
+    last turn alone is too long, and for messages that are not a conversation.
     """
     messages = as_messages(turns)
     chat.check_turns(messages, "messages")
     room = model.window - max_tokens
-    begins = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    # Only whole turns are left out: a conversation must not start with a reply.
+    starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
     has_system = messages[0]["role"] == "system"
-    for begin in [int(has_system), *begins]:
-        ids = tokenizer.prompt([*messages[:has_system], *messages[begin:]])
+    for start in [int(has_system), *starts]:
+        ids = tokenizer.prompt([*messages[:has_system], *messages[start:]])
         if len(ids) <= room:
             return ids
     raise UserError(
-        f"the last message: its prompt of {len(ids)} tokens and an answer of {max_tokens} exceed "
+        f"the last message: its prompt of {len(ids)} tokens and a reply of {max_tokens} exceed "
         f"config.model.max_length={model.max_length}; write less, or give a smaller max_tokens"
     )
 
 
 def each(encode: Callable[[Prompt], list[int]], prompts: Iterable[Prompt]) -> Iterator[list[int]]:
-    """Yields the ids of each prompt. An error names its number."""
+    """Yields the ids of each prompt. An error says which prompt it concerns."""
     for number, turns in enumerate(prompts, 1):
         try:
             yield encode(turns)

@@ -1,4 +1,4 @@
-"""Uses of protein models: contacts by attention, and scores of mutations."""
+"""Uses of protein language models: contact prediction, and scores of mutations."""
 
 import dataclasses
 import re
@@ -23,9 +23,9 @@ from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.layers import activations
 
 # --------------------------------------------------------------------------------------------------
-# Contacts of proteins by attention (Rao et al. 2020): maps, their regression, and predictions.
+# Contact prediction by a logistic regression on attention maps (Rao et al. 2020).
 
-# Lengths are padded to multiples of it, so that few shapes are compiled.
+# Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 32
 _WEIGHTS = "encoder/layer*/attention/weights"
 
@@ -33,10 +33,10 @@ _WEIGHTS = "encoder/layer*/attention/weights"
 def corrected(
     weights: Float[Array, "N B H L L"], segment_ids: Int[Array, "B L"]
 ) -> Float[Array, "B P P NH"]:
-    """Returns the attention maps of the P = L - 2 places of residues, as features of contacts.
+    """Returns the attention maps between the P = L - 2 residue positions as features.
 
-    Rows are <cls> residues <eos> and padding. The attention to and from anything else is left out.
-    A map is made symmetric, and the product of its row and column sums over the whole sum is
+    A row is <cls> residues <eos> and padding; only attention between residues is kept. A map is
+    symmetrized. Then the product of its row and column sums, divided by the total sum, is
     subtracted (average product correction; Dunn et al. 2008).
     """
     is_residue = residues(segment_ids)
@@ -47,36 +47,38 @@ def corrected(
     columns = maps.sum(axis=-2, keepdims=True)
     total = rows.sum(axis=-2, keepdims=True)
     maps = maps - rows * columns / jnp.maximum(total, 1e-9)
-    layers, batch, heads, places, _ = maps.shape
-    return jnp.moveaxis(maps, (0, 2), (3, 4)).reshape(batch, places, places, layers * heads)
+    layers, batch, heads, size, _ = maps.shape
+    return jnp.moveaxis(maps, (0, 2), (3, 4)).reshape(batch, size, size, layers * heads)
 
 
 def residues(segment_ids: Int[Array, "*B L"]) -> Bool[Array, "*B P"]:
-    """Returns which of the P = L - 2 places behind <cls> are residues."""
+    """Returns which of the P = L - 2 positions after <cls> are residues."""
+    # A token after <cls> is a residue if another token follows it, at the latest <eos>. Hence the
+    # segment ids of the next positions.
     return segment_ids[..., 2:] > 0
 
 
 def logits(
     model: Any, params, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"]
 ) -> Float[Array, "B P P"]:
-    """Returns the logits that residues touch, of rows <cls> residues <eos>."""
+    """Returns the logits of contacts between the residues of rows <cls> residues <eos>."""
     inputs = Inputs(tokens, segment_ids=segment_ids)
     captured = activations.capture(model, params, [_WEIGHTS], inputs, method="hidden")
     (weights,) = captured.values()
-    # The attention is not trained.
+    # Only the regression is trained, not the attention below it.
     maps = jax.lax.stop_gradient(corrected(weights, segment_ids))
     return model.apply({"params": params}, maps, method="contact_logits")
 
 
 class ContactsUse:
-    """The use of a task whose model predicts contacts."""
+    """The methods of a task whose model predicts contacts."""
 
     config: ConfigDict
     model: Any
     tokenizer: Any
 
     def contacts(self, params, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yields the probabilities (N, N) float32 that the N residues of each protein touch.
+        """Yields, for each protein of N residues, the contact probabilities (N, N) float32.
 
         Raises UserError for a protein that is longer than `config.model.max_length`.
         """
@@ -109,7 +111,7 @@ def likeliest(
 ) -> list[tuple[int, int, float]]:
     """Returns the `count` likeliest contacts (i, j, probability), the likeliest first.
 
-    i and j count from 1, and j is at least i + `min_separation`.
+    The positions i and j count from 1, and j is at least i + `min_separation`.
     """
     size = len(probabilities)
     first, second = np.triu_indices(size, min_separation)
@@ -119,25 +121,26 @@ def likeliest(
 
 
 def check_contacts(model: Any, name: str) -> None:
-    """Raises UserError for a model that predicts no contacts."""
+    """Raises UserError for a model that does not predict contacts."""
     if "contact" not in model.can:
         raise UserError(
-            f"config.model.name={name!r}: predicts no contacts; take a model that does, such as esm"
+            f"config.model.name={name!r}: does not predict contacts; use a model that does, such "
+            "as esm"
         )
 
 
 # --------------------------------------------------------------------------------------------------
 # Scores of mutations by masked marginals (Meier et al. 2021, section 3).
 
-# Lengths, and the numbers of masked places, are padded to multiples of these, so that few shapes
-# are compiled.
+# Lengths, and the numbers of masked positions, are padded to multiples of these, so that few
+# shapes are compiled.
 _MULTIPLE = 32
 _MASK_MULTIPLE = 8
 _MUTATION = re.compile(rf"([{STANDARD}])(\d+)([{STANDARD}])")
 
 
 class Mutation(NamedTuple):
-    """A residue at a place, from 1, and the one in its stead: A10V."""
+    """A substitution, such as A10V: a residue, its position from 1, and the new residue."""
 
     wild: str
     place: int
@@ -155,9 +158,10 @@ class Mutant(NamedTuple):
 
 
 def read_mutant(number: int, line: str) -> Mutant:
-    """Returns the mutant of a line, residues, a tab, and mutations such as A10V,K3R.
+    """Parses a line of residues, a tab, and mutations such as A10V,K3R.
 
-    Raises UserError for a line of another form, and for a residue that is not at its place.
+    Raises UserError for a line of another form, and for a mutation whose first residue is not at
+    its position in the protein.
     """
     residues, *others = line.split("\t")
     residues = "".join(residues.split())
@@ -171,22 +175,23 @@ def _mutation(number: int, residues: str, word: str) -> Mutation:
     match = _MUTATION.fullmatch(word)
     if not match:
         raise UserError(
-            f"line {number}: mutation {word!r}: must be a residue, its place from 1 and another "
+            f"line {number}: mutation {word!r}: must be a residue, its position from 1 and another "
             "residue, as in A10V"
         )
-    wild, place, mutant = match[1], int(match[2]), match[3]
-    if not 1 <= place <= len(residues):
+    wild, position, mutant = match[1], int(match[2]), match[3]
+    if not 1 <= position <= len(residues):
         raise UserError(f"line {number}: mutation {word}: the protein has {len(residues)} residues")
-    if residues[place - 1] != wild:
+    if residues[position - 1] != wild:
         raise UserError(
-            f"line {number}: mutation {word}: the protein has {residues[place - 1]} at this place"
+            f"line {number}: mutation {word}: the protein has {residues[position - 1]} at this "
+            "position"
         )
-    return Mutation(wild, place, mutant)
+    return Mutation(wild, position, mutant)
 
 
 @dataclasses.dataclass(frozen=True)
 class Marginals:
-    """Scores mutants, `batch` at a time. The devices share the rows of a batch."""
+    """Scores mutants, `batch` at a time. The rows of a batch are split over the devices."""
 
     model: Any  # the Linen module
     tokenizer: Any
@@ -196,30 +201,31 @@ class Marginals:
     def __call__(self, params, mutants: Iterable[Mutant]) -> Iterator[Float[np.ndarray, " K"]]:
         """Yields log p(mutant) - log p(wild) of each mutation of each mutant.
 
-        All mutated places of a mutant are masked together. Its score is the sum.
+        All mutated positions of a mutant are masked together. The score of the mutant is the sum.
         """
         for chunk in chunks(mutants, self.batch):
             log_probs = self._log_probs(params, chunk)
-            for mutant, of_places in zip(chunk, log_probs):
+            for mutant, mutant_log_probs in zip(chunk, log_probs):
                 ids = [self.tokenizer.encode(m.mutant + m.wild) for m in mutant.mutations]
                 new, old = np.array(ids).T
-                places = np.arange(len(ids))
-                yield of_places[places, new] - of_places[places, old]
+                indices = np.arange(len(ids))
+                yield mutant_log_probs[indices, new] - mutant_log_probs[indices, old]
 
     def _log_probs(self, params, mutants: Sequence[Mutant]) -> Float[np.ndarray, "B K V"]:
-        """Returns the log-probabilities of all residues at the masked places."""
+        """Returns the log-probabilities of all residues at the masked positions."""
         rows = [self._masked(mutant) for mutant in mutants]
-        places = [[mutation.place for mutation in mutant.mutations] for mutant in mutants]
+        positions = [[mutation.place for mutation in mutant.mutations] for mutant in mutants]
         length = min(rounded_up(max(map(len, rows)), _MULTIPLE), self.model.window)
-        count = rounded_up(max(map(len, places)), _MASK_MULTIPLE)
+        count = rounded_up(max(map(len, positions)), _MASK_MULTIPLE)
         tokens = padded(rows, length, self.batch)
         segments = padded([[1] * len(row) for row in rows], length, self.batch)
-        places = padded(places, count, self.batch)
-        computed = hosts.run(Marginals._compute, self, params, tokens, segments, places)
+        positions = padded(positions, count, self.batch)
+        computed = hosts.run(Marginals._compute, self, params, tokens, segments, positions)
         return np.asarray(jax.device_get(computed))
 
     def _masked(self, mutant: Mutant) -> list[int]:
-        """Returns the tokens of a row: a mutated place is that of the token behind <cls>."""
+        """Returns the tokens of a row, in which the mutated positions are masked."""
+        # <cls> has index 0, so the position of a residue, from 1, is its index in the row.
         tokenizer = self.tokenizer
         row = [tokenizer.cls_id, *tokenizer.encode(mutant.residues), tokenizer.eos_id]
         for mutation in mutant.mutations:
@@ -232,13 +238,13 @@ class Marginals:
         params,
         tokens: Int[Array, "B L"],
         segments: Int[Array, "B L"],
-        places: Int[Array, "B K"],
+        positions: Int[Array, "B K"],
     ) -> Float[Array, "B K V"]:
         variables = {"params": params}
         with self.placement.dividing(length=tokens.shape[1]).use():
-            tokens, segments, places = split_rows((tokens, segments, places))
+            tokens, segments, positions = split_rows((tokens, segments, positions))
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
-            masked = jnp.take_along_axis(hidden, places[..., None], axis=1)
+            masked = jnp.take_along_axis(hidden, positions[..., None], axis=1)
             logits = self.model.apply(variables, masked, method="logits")
             return gathered(jax.nn.log_softmax(logits))

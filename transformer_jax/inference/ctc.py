@@ -1,4 +1,4 @@
-"""Transcripts by connectionist temporal classification: greedy, or by prefix beam search."""
+"""Decoding for connectionist temporal classification (CTC): greedy, and by prefix beam search."""
 
 import dataclasses
 import itertools
@@ -20,38 +20,42 @@ from transformer_jax.inference.batching import chunks, in_order, rounded_up
 from transformer_jax.scores.ngrams import NGrams
 
 # --------------------------------------------------------------------------------------------------
-# From the log-probabilities of the frames to sequences of tokens.
+# Decoding log-probabilities of frames to sequences of tokens.
 #
-# The output of T frames is a path of T tokens, one of which is the blank. A path stands for the
-# sequence that is left when repeats are joined and blanks removed (Graves et al. 2006, section 3).
+# A path assigns a token to each of T frames; one of the tokens is the blank. Merging repeated
+# tokens and then removing blanks turns a path into a sequence (Graves et al. 2006, section 3). The
+# probability of a sequence is the sum over all paths that become this sequence.
 
 Tokens = tuple[int, ...]
-# From the tokens so far, of a sequence that begins and ends with a boundary of words, to the
-# log-probabilities (V,) of the next.
+# Maps the tokens so far to the log-probabilities (V,) of the next one. A sequence starts and ends
+# with a word boundary.
 LanguageModel = Callable[[Tokens], np.ndarray]
 _IMPOSSIBLE = -math.inf
 
 
 class Decoded(NamedTuple):
-    """A sequence of tokens, and its score: see `PrefixBeam`."""
+    """A sequence of tokens and its score; see `greedy` and `PrefixBeam`."""
 
     tokens: Tokens
     score: float
 
 
 def greedy(log_probs: Float[np.ndarray, "T V"], blank: int = 0) -> Decoded:
-    """Returns the sequence of the likeliest path, and the log-probability of that path."""
+    """Returns the sequence of the likeliest path, with the log-probability of this path."""
     path = log_probs.argmax(axis=1)
-    begins = np.append(True, path[1:] != path[:-1]) if len(path) else np.zeros(0, bool)
-    tokens = path[begins & (path != blank)]
+    is_new = np.append(True, path[1:] != path[:-1]) if len(path) else np.zeros(0, bool)
+    tokens = path[is_new & (path != blank)]
     return Decoded(tuple(tokens.tolist()), float(log_probs.max(axis=1, initial=-np.inf).sum()))
 
 
 class _Prefix(NamedTuple):
-    """The log-probabilities of the paths of a prefix that end with a blank, and of the others."""
+    """The log-probability of a prefix so far, split by the last frame of its paths.
 
-    blank: float
-    other: float
+    The two parts are kept apart because a repeated token is only a new one after a blank.
+    """
+
+    blank: float  # of the paths that end with a blank
+    other: float  # of the paths that end with the last token of the prefix
 
     @property
     def both(self) -> float:
@@ -63,19 +67,20 @@ _NONE = _Prefix(_IMPOSSIBLE, _IMPOSSIBLE)
 
 @dataclasses.dataclass(frozen=True)
 class PrefixBeam:
-    """Searches the likeliest sequences (Graves & Jaitly 2014, algorithm 1; Hannun et al. 2014).
+    """Prefix beam search (Graves & Jaitly 2014, algorithm 1; Hannun et al. 2014).
 
-    The score of a sequence is log p(sequence | sound) + lm_weight log p(sequence) + length_bonus
-    times its number of tokens. Without a beam of all prefixes, paths of pruned prefixes are lost.
+    The score of a sequence is log p(sequence | audio) + lm_weight log p(sequence) + length_bonus
+    times its number of tokens. It is a lower bound if the beam is smaller than the number of
+    prefixes, because the paths of pruned prefixes are lost.
 
     Attributes:
-      beam: prefixes that are left after each frame.
-      blank: the number of the blank.
-      language_model: see `LanguageModel`; None: without one.
-      lm_weight: the factor of its log-probability.
-      length_bonus: what each token adds to the score.
-      boundary: the token in front of a sequence and behind it, for the language model.
-      least: a token whose log-probability in a frame is below it is not tried.
+      beam: number of prefixes that are kept after each frame.
+      blank: id of the blank.
+      language_model: see `LanguageModel`; None: the search has none.
+      lm_weight: factor of the language model's log-probability.
+      length_bonus: added to the score for each token.
+      boundary: the token before and after a sequence, for the language model.
+      least: in each frame, tokens with a lower log-probability are not tried.
     """
 
     beam: int
@@ -87,8 +92,9 @@ class PrefixBeam:
     least: float = -12.0
 
     def __call__(self, log_probs: Float[np.ndarray, "T V"], n_best: int = 1) -> list[Decoded]:
-        """Returns the `n_best` sequences, the best first."""
-        prior = {(): 0.0}  # of each prefix, from language model and length
+        """Returns the `n_best` sequences, best first."""
+        # The part of each prefix's score that the language model and the length bonus add.
+        prior = {(): 0.0}
         prefixes = {(): _Prefix(0.0, _IMPOSSIBLE)}
         for frame in log_probs.astype(np.float64):
             extended = self._extended(prefixes, frame, prior)
@@ -116,7 +122,8 @@ class PrefixBeam:
             if prefix:
                 add(prefix, 1, state.other + frame[prefix[-1]])
             for token in tried:
-                # A token that repeats the last one begins anew after a blank alone.
+                # A token that equals the last one extends the prefix only after a blank. Without a
+                # blank in between, the two are merged.
                 before = state.blank if prefix and token == prefix[-1] else state.both
                 if before == _IMPOSSIBLE:
                     continue
@@ -142,15 +149,15 @@ class PrefixBeam:
 
 
 # --------------------------------------------------------------------------------------------------
-# A language model of spelling: n-grams of characters, for the beam search of transcripts.
+# A character n-gram language model for the beam search.
 
-_HELD_OUT = 10  # one of so many texts fits the weights
-_MOST_CONTEXTS = 2**16  # whose probabilities are remembered
+_HELD_OUT = 10  # one text in this many is held out to fit the interpolation weights
+_MOST_CONTEXTS = 2**16  # maximum size of the cache of distributions
 
 
 @dataclasses.dataclass(frozen=True)
 class SpellingModel:
-    """Interpolated n-grams of characters (scores/ngrams.py). It is a `LanguageModel`."""
+    """An interpolated n-gram model of characters (scores/ngrams.py). It is a `LanguageModel`."""
 
     ngrams: NGrams
     weights: Float64[np.ndarray, "orders bins"]
@@ -160,15 +167,17 @@ class SpellingModel:
     def count_texts(
         cls, texts: Sequence[Sequence[int]], order: int, vocab_size: int, boundary: int
     ) -> "SpellingModel":
-        """Counts the n-grams of up to `order` tokens in texts, the numbers of their characters.
+        """Counts the n-grams of up to `order` tokens in texts of character ids.
 
-        `boundary` stands between words, and here between texts, too. Raises UserError where there
-        are fewer than two texts.
+        `boundary` is the token between words; here it also separates texts. Raises UserError if
+        there are fewer than two texts.
         """
         if len(texts) < 2:
             raise UserError("config.task.lm_files: has fewer than two lines of text")
         held_out = texts[::_HELD_OUT]
         others = [text for number, text in enumerate(texts) if number % _HELD_OUT]
+        # Fitted on the counted texts themselves, the weights would favor the longest n-grams. The
+        # final counts include the texts that were held out.
         counted = NGrams.count(_joined(others, boundary), order, vocab_size)
         weights = counted.occurrences(_joined(held_out, boundary)).fitted_weights()
         return cls(NGrams.count(_joined(texts, boundary), order, vocab_size), weights)
@@ -184,34 +193,35 @@ class SpellingModel:
 
 
 def _joined(texts: Sequence[Sequence[int]], boundary: int) -> np.ndarray:
-    marked = itertools.chain.from_iterable((*text, boundary) for text in texts)
-    return np.array([boundary, *marked], np.int64)
+    tokens = itertools.chain.from_iterable((*text, boundary) for text in texts)
+    return np.array([boundary, *tokens], np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
-# Transcripts of sound by a model with a CTC head.
+# Transcribing audio with a model that has a CTC head.
 
-# Each utterance is padded to a multiple of so many samples, so that few shapes are compiled. The
-# padding of an utterance depends on its own length alone, and so does its transcript.
+# Each utterance is padded to a multiple of this many samples, so that few shapes are compiled. The
+# padding of an utterance depends only on its own length, so its transcript does not depend on the
+# other utterances of its batch.
 _MULTIPLE = 2**15
-_SORTED_BATCHES = 8  # of utterances that are held at a time
+_SORTED_BATCHES = 8  # number of batches of utterances that are read ahead
 
 
 class Transcript(NamedTuple):
     text: str
-    score: float  # that of `Decoded`
+    score: float  # as in Decoded
 
 
 @dataclasses.dataclass(frozen=True)
 class Transcriber:
-    """Transcribes utterances, on the devices of the parameters.
+    """Transcribes utterances on the devices of the parameters.
 
     Attributes:
-      logits: (params, sound (B, S), lengths (B,)) -> logits (B, L, V).
-      num_frames: the number of frames of so many samples.
-      decoder: log-probabilities (L, V) of an utterance -> sequences, the best first.
-      spell: the text of a sequence.
-      batch: utterances that are read together.
+      logits: (params, audio (B, S), lengths (B,)) -> logits (B, L, V).
+      num_frames: number of samples -> number of frames.
+      decoder: log-probabilities (L, V) of an utterance -> sequences, best first.
+      spell: sequence of tokens -> text.
+      batch: number of utterances in a batch.
       mesh: config.mesh.
     """
 
@@ -223,26 +233,26 @@ class Transcriber:
     mesh: Any
 
     def __call__(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
-        """Yields the transcripts of samples (S,) int16 each, in order, the best first."""
+        """Yields the transcripts of each utterance, best first; its samples are (S,) int16."""
         placement = Placement.of(params, self.mesh)
         rows = placement.rows(self.batch)
         for chunk in chunks(utterances, _SORTED_BATCHES * rows):
-            yield from in_order(self._of_chunk(params, placement, rows, chunk))
+            yield from in_order(self._transcribe(params, placement, rows, chunk))
 
-    def _of_chunk(self, params, placement: Placement, rows: int, chunk: list[np.ndarray]):
-        """Yields (number in the chunk, transcripts)."""
+    def _transcribe(self, params, placement: Placement, rows: int, chunk: list[np.ndarray]):
+        """Yields (index in the chunk, transcripts)."""
         by_size = {}
         for number, samples in enumerate(chunk):
             by_size.setdefault(rounded_up(max(len(samples), 1), _MULTIPLE), []).append(number)
         for size, numbers in sorted(by_size.items()):
             for part in chunks(numbers, rows):
-                sound = np.zeros((rows, size), np.float32)
+                audio = np.zeros((rows, size), np.float32)
                 lengths = np.zeros(rows, np.int32)
                 for row, number in enumerate(part):
                     lengths[row] = len(chunk[number])
                     if lengths[row]:
-                        sound[row, : lengths[row]] = normalised(chunk[number])
-                log_probs = hosts.run(self._log_probs, placement, params, sound, lengths)
+                        audio[row, : lengths[row]] = normalised(chunk[number])
+                log_probs = hosts.run(self._log_probs, placement, params, audio, lengths)
                 log_probs = jax.device_get(log_probs)
                 for row, number in enumerate(part):
                     frames = log_probs[row, : self.num_frames(len(chunk[number]))]
@@ -253,9 +263,9 @@ class Transcriber:
 
     @cached_property
     def _log_probs(self):
-        def computed(placement: Placement, params, sound, lengths):
+        def computed(placement: Placement, params, audio, lengths):
             with placement.use():
-                logits = self.logits(params, *split_rows((sound, lengths)))
+                logits = self.logits(params, *split_rows((audio, lengths)))
                 return gathered(jax.nn.log_softmax(logits.astype(jnp.float32)))
 
         return jax.jit(computed, static_argnums=0)

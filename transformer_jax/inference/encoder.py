@@ -1,4 +1,4 @@
-"""The uses of a trained encoder: filling masks, and reading hidden states."""
+"""The uses of a trained encoder: filling masks and extracting hidden states."""
 
 import abc
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,11 @@ from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.pictures.attention_maps import Attended
 
 # --------------------------------------------------------------------------------------------------
-# The hidden states of texts, by an encoder alone or in front of a decoder.
+# The hidden states of texts, from an Encoder or from the encoder of an encoder-decoder.
 
 
 class StatesUse(abc.ABC):
-    """A use of an Encoder and of a SequenceToSequence model."""
+    """The methods that tasks with an Encoder and with a SequenceToSequence model share."""
 
     config: ConfigDict
     model: Any
@@ -37,19 +37,19 @@ class StatesUse(abc.ABC):
         *,
         long: str = "truncate",
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yields the N pieces of each text, and their hidden states (layers, N, M) float32.
+        """Yields the N tokens of each text, and their hidden states (layers, N, M) float32.
 
-        Layer 0 is the embeddings, -1 the last layer; an encoder-decoder has these two. The pieces
-        include the tokens around the text, such as [CLS] and [SEP]; an empty text has only these.
-        `long` decides about a text longer than `config.model.max_length`. "truncate" cuts it,
-        "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at the end names the
-        numbers of these texts. Raises UserError for a layer that does not exist, and for layers of
-        several widths.
+        Layer 0 is the embeddings, and -1 is the last layer; an encoder-decoder has only these two.
+        The special tokens around the text, such as [CLS] and [SEP], are included; an empty text has
+        no others. `long` decides what happens to a text longer than `config.model.max_length`:
+        "truncate" cuts it, "skip" gives no tokens (N = 0), and "refuse" raises UserError. A warning
+        at the end lists the numbers of these texts. Raises UserError for a layer that does not
+        exist, and for layers of different widths.
         """
         return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
 
     def _reader(self, params, model=None) -> Reader:
-        """Returns the reader of the run's model, or of another one with these parameters."""
+        """Returns the reader of the run's model, or of `model`, which has these parameters."""
         model = model or self.model
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
@@ -57,7 +57,7 @@ class StatesUse(abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is an encoder. They also fill masks and return attention.
+# The methods of a task whose model is an encoder, including masks and attention weights.
 
 
 class EncoderUse(StatesUse):
@@ -75,19 +75,19 @@ class EncoderUse(StatesUse):
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
     ) -> Iterator[list[list[Filling]]]:
-        """Yields the `top_k` likeliest words for each [MASK] of each text. An empty text has none.
+        """Yields the `top_k` likeliest words for each [MASK] of each text.
 
-        `long` decides about a text longer than `config.model.max_length`. "split" reads its
-        sentences one by one, and a longer sentence in parts; "skip" fills nothing; "refuse" raises
-        UserError. A warning at the end names the numbers of these texts. Raises UserError for a
-        text without [MASK].
+        An empty text has no masks. `long` decides what happens to a text longer than
+        `config.model.max_length`: "split" reads it sentence by sentence, and a sentence that is
+        still too long in parts; "skip" fills nothing; "refuse" raises UserError. A warning at the
+        end lists the numbers of these texts. Raises UserError for any other text without [MASK].
         """
         return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
+        """Returns the attention weights between the words of a text or, with `pieces`, its tokens.
 
-        [CLS], [SEP] and each [MASK] are among them. Raises UserError for a text longer than
+        [CLS], [SEP] and each [MASK] are included. Raises UserError for a text longer than
         `config.model.max_length`.
         """
         begin, end = batching.text_frame(self.model, self.tokenizer)

@@ -1,4 +1,4 @@
-"""Reading texts: words for masks, and the hidden states of encoders."""
+"""Reading texts with an encoder: words for masked tokens, and hidden states."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference import batching
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 
-# Lengths are padded to multiples of it, so that few shapes are compiled.
+# Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 32
 
 
@@ -34,16 +34,17 @@ class Filling(NamedTuple):
 class Reader:
     """Reads texts with an Encoder, or the encoder of an encoder-decoder, `batch` at a time.
 
-    The devices share the rows of a batch. See `EncoderUse` and `StatesUse`.
+    The rows of a batch are split over the devices. See `EncoderUse` and `StatesUse`.
     """
 
     model: Any  # the Linen module
-    tokenizer: Any  # that of the model's units; to fill masks, with the special token mask
+    tokenizer: Any  # of the model's inputs; to fill masks, it needs a mask token
     batch: int
     placement: Placement
 
     def __post_init__(self):
-        batching.text_frame(self.model, self.tokenizer)  # raises its errors before reading
+        # Raises the error for a tokenizer without special tokens now, not at the first text.
+        batching.text_frame(self.model, self.tokenizer)
 
     def fill(
         self, params, texts: Iterable[str], top_k: int, long: str
@@ -67,7 +68,7 @@ class Reader:
                     yield [mask for _ in parts_of_text for mask in next(fillings_of_parts)]
 
     def _masked_parts(self, number: int, text: str, treatment: LongLines) -> list[list[int]]:
-        """Returns the ids of the parts of a text that hold masks."""
+        """Returns the ids of the parts of a text that contain masks."""
         if not text.strip():
             return []
         mask = self.tokenizer.mask_id
@@ -98,14 +99,14 @@ class Reader:
 
     def _words(self, log_probs: np.ndarray, ids: np.ndarray) -> list[list[Filling]]:
         """Returns the words of each mask, from arrays (masks, k)."""
-        words = [self.tokenizer.pieces(of_mask) for of_mask in ids.tolist()]
+        words = [self.tokenizer.pieces(mask_ids) for mask_ids in ids.tolist()]
         probabilities = np.exp(log_probs).tolist()
-        return [list(map(Filling, *of_mask)) for of_mask in zip(words, probabilities)]
+        return [list(map(Filling, *mask)) for mask in zip(words, probabilities)]
 
     def features(
         self, params, texts: Iterable[str], layers: tuple[int, ...], long: str
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yields the N pieces of each text, and their states (layers, N, M) float32."""
+        """Yields the N tokens of each text, and their hidden states (layers, N, M) float32."""
         num_states = self.model.num_states
         if wrong := [layer for layer in layers if not -num_states <= layer < num_states]:
             raise UserError(
@@ -130,46 +131,46 @@ class Reader:
                     yield ([], no_states) if ids is None else next(states)
 
     def _readable(self, number: int, ids: list, treatment: LongLines) -> list | None:
-        """Returns the units to read of a text; None where it is skipped."""
+        """Returns the part of a text that is read, or None if the text is skipped."""
         if len(ids) <= self._max_tokens:
             return ids
         treatment.add(number)
         return None if treatment.way == "skip" else ids[: self._max_tokens]
 
     def _states_of(self, params, rows: list[list], layers: tuple[int, ...]):
-        """Yields the pieces of each row, and their states in these layers."""
+        """Yields the tokens of each row, and their hidden states in these layers."""
         if not rows:
             return
         tokens, segments = self._padded(rows)
         states = hosts.run(Reader._states, self, params, tokens, segments, layers)
         states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
-            count = len(ids) + self._num_marks
+            count = len(ids) + self._num_special
             yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
 
     @property
     def _max_tokens(self) -> int:
-        """The most tokens of a text, without those around it."""
-        return self.model.window - self._num_marks
+        """The maximum number of tokens of a text, without the special tokens around it."""
+        return self.model.window - self._num_special
 
     @property
-    def _num_marks(self) -> int:
-        """The number of tokens around a text, such as [CLS] and [SEP]."""
+    def _num_special(self) -> int:
+        """The number of special tokens around a text, such as [CLS] and [SEP]."""
         return sum(map(len, batching.text_frame(self.model, self.tokenizer)))
 
     def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
-        marks = " and ".join(
+        special = " and ".join(
             piece
             for ids in batching.text_frame(self.model, self.tokenizer)
             for piece in self.tokenizer.pieces(list(ids))
         )
-        limit = f"config.model.max_length={self.model.max_length} tokens, including {marks}"
+        limit = f"config.model.max_length={self.model.max_length} tokens, including {special}"
         return LongLines(way, ways, limit, "text")
 
     def _padded(self, rows: list[list]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens (B, L, ...) and segment ids (B, L) of texts with the tokens around them.
+        """Returns tokens (B, L, ...) and segment ids (B, L) of texts with their special tokens.
 
-        Rows of padding fill up B to a number that the mesh divides.
+        Empty rows pad the batch so that the mesh divides B.
         """
         begin, end = batching.text_frame(self.model, self.tokenizer)
         rows = [[*begin, *ids, *end] for ids in rows]
@@ -183,7 +184,7 @@ class Reader:
     def _likeliest(
         self, params, tokens: Int[Array, "B L"], segments: Int[Array, "B L"], top_k: int
     ) -> tuple[Float[Array, "B L k"], Int[Array, "B L k"]]:
-        """Returns the log-probabilities and ids (B, L, k) of the likeliest words."""
+        """Returns the log-probabilities and ids of the likeliest words, (B, L, k) each."""
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
@@ -191,7 +192,8 @@ class Reader:
             hidden = self.model.apply(variables, inputs, method="hidden")
             logits = self.model.apply(variables, hidden, method="logits")
             logits = logits[..., : self.tokenizer.vocab_size]
-            # Special tokens fill no mask. Some objectives never train their vectors.
+            # A mask is never filled with a special token: some objectives never train their
+            # embeddings, so their logits would be arbitrary.
             log_probs = jnp.where(self.tokenizer.special, -jnp.inf, jax.nn.log_softmax(logits))
             return gathered(tuple(jax.lax.top_k(log_probs, top_k)))
 
@@ -203,7 +205,7 @@ class Reader:
         segments: Int[Array, "B L"],
         layers: tuple[int, ...],
     ) -> Float[Array, "layers B L M"]:
-        """Returns the hidden states of these layers (layers, B, L, M)."""
+        """Returns the hidden states of these layers."""
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
@@ -216,10 +218,10 @@ class Reader:
 
 
 def _stacked(states: list[Float[Array, "B L _"]]) -> Float[Array, "layers B L M"]:
-    """Returns the states of layers as one array. Raises UserError for layers of several widths."""
+    """Returns the states of layers as one array. Raises UserError if their widths differ."""
     if len(widths := {x.shape[-1] for x in states}) > 1:
         raise UserError(
-            f"--layers: layers of the widths {min(widths)} and {max(widths)} do not go into one "
-            "array; name layers of one width"
+            f"--layers: layers of the widths {min(widths)} and {max(widths)} do not fit into one "
+            "array; choose layers of the same width"
         )
     return jnp.stack(states)

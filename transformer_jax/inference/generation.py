@@ -1,4 +1,4 @@
-"""Generating text token by token: sampling, a sliding window, stop strings, the best of n."""
+"""Autoregressive generation: sampling, a sliding window, stop strings and best-of-n."""
 
 import dataclasses
 import itertools
@@ -21,15 +21,16 @@ from transformer_jax.layers.decoding import State, on_rows, split
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Generating token by token: the likeliest token, or a random one.
+# Decoding one token at a time, greedily or by sampling.
 
-# Tokens of a block: about the square root of a large vocabulary's size.
+# Block size of the two-stage draw in `drawn`. Its cost grows with the number of blocks plus the
+# size of a block, which is least near the square root of the vocabulary's size.
 _BLOCK_TOKENS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn from the logits. The options apply in this order."""
+    """How the next token is drawn from the logits. The options are applied in this order."""
 
     # above 1: tokens that the text already has become less likely (Keskar et al. 2019, section 4.1)
     repetition_penalty: float = 1.0
@@ -61,22 +62,24 @@ class Sampling:
         seen: Bool[Array, "B V"] | None,
         keys: Key[Array, " B"],
     ) -> Int[Array, " B"]:
-        """Returns a token for each row, (B,) int32.
+        """Returns the next token of each row, (B,) int32.
 
-        The arguments are the logits (B, V), the tokens that each row's text has (B, V) bool, and a
-        key for each row (B,).
+        `seen` marks the vocabulary entries that already occur in each row's text; it may be None
+        unless there is a repetition penalty. `keys` holds one random key for each row.
         """
+        # In bfloat16, cumulated probabilities would lose the tail of the distribution.
         logits = logits.astype(jnp.float32)
         if self.repetition_penalty != 1:
-            penalised = jnp.where(
+            penalized = jnp.where(
                 logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
             )
-            logits = jnp.where(seen, penalised, logits)
+            logits = jnp.where(seen, penalized, logits)
         if self.temperature == 0:
             return logits.argmax(axis=-1).astype(jnp.int32)
         logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            # With [:, -1:] XLA sorts the whole vocabulary, which takes a hundred times as long.
+            # `min` rather than [:, -1:]: with the slice, XLA sorts the whole vocabulary, which
+            # takes a hundred times as long.
             least = jax.lax.top_k(logits, self.top_k)[0].min(axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.top_p < 1:
@@ -86,9 +89,9 @@ class Sampling:
 
 
 def sampling_from(how: Any, options: Mapping[str, Any]) -> Sampling:
-    """Returns `how`, or the Sampling with these options by name.
+    """Returns `how`, or a Sampling made from `options`.
 
-    Raises UserError for an unknown name, and where both are given.
+    Raises UserError for an unknown option, and if both `how` and options are given.
     """
     names = [field.name for field in dataclasses.fields(Sampling)]
     if unknown := [name for name in options if name not in names]:
@@ -102,43 +105,46 @@ def sampling_from(how: Any, options: Mapping[str, Any]) -> Sampling:
 
 
 def _nucleus(probabilities: Float[Array, "B V"], top_p: float) -> Bool[Array, "B V"]:
-    """Returns the tokens (B, V) bool whose likelier tokens have less than `top_p` together.
+    """Returns the nucleus of each distribution, (B, V) bool (Holtzman et al. 2020).
 
-    The token that reaches `top_p` is among them. Bisection over the bits of float32, which have the
-    same order as the numbers, finds the probability at the border. Sorting a vocabulary takes 15
-    times as long on a CPU.
+    It is the smallest set of likeliest tokens whose probabilities sum to at least `top_p`. The
+    threshold is found by bisection rather than by sorting, which takes 15 times as long on a CPU.
     """
+    # The bit patterns of nonnegative float32 numbers, read as integers, are in the order of the
+    # numbers. So bisection over integers finds the exact threshold in one step for each bit but
+    # the sign.
     bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)
 
     def halve(_, bounds):
         low, high = bounds
         middle = (low + high) // 2
-        room = jnp.where(bits > middle, probabilities, 0).sum(axis=-1, keepdims=True) < top_p
-        return jnp.where(room, low, middle + 1), jnp.where(room, middle, high)
+        below = jnp.where(bits > middle, probabilities, 0).sum(axis=-1, keepdims=True) < top_p
+        return jnp.where(below, low, middle + 1), jnp.where(below, middle, high)
 
     one = jnp.full_like(bits[:, :1], jnp.float32(1).view(jnp.int32))
     return bits >= jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(one), one))[1]
 
 
 def drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
-    """Returns a token for each row of weights (B, V), from a number (B,) in [0, 1) each.
+    """Samples a token for each row in proportion to its weights.
 
-    A block of tokens is drawn first, then a token of the block. Gumbel noise for each token takes
-    20 times as long on a CPU.
+    `uniform` holds one number in [0, 1) for each row. Inverse transform sampling in two stages
+    draws a block of tokens first, and then a token of this block. The Gumbel-max trick needs a
+    random number for each entry of the vocabulary, which takes 20 times as long on a CPU.
     """
     batch, vocab = weights.shape
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK_TOKENS)))
     blocks = blocks.reshape(batch, -1, _BLOCK_TOKENS)
 
     def reached(sums, share):
-        """Returns the first place where the cumulated `sums` (B, N) exceed `share` (B,), and the
-        part of `share` beyond the beginning of that place.
+        """Returns the first index whose cumulated sum of `sums` (B, N) exceeds `share` (B,), and
+        what is left of `share` after the entries before this index.
         """
         ends = jnp.cumsum(sums, axis=-1)
-        # Rounding must not put the share beyond the last place.
+        # Without this bound, rounding could put the share beyond the last entry.
         share = jnp.minimum(share, ends[:, -1] * (1 - 2**-22))
-        begins = jnp.where(ends <= share[:, None], ends, 0).max(axis=-1)
-        return jnp.sum(ends <= share[:, None], axis=-1), share - begins
+        starts = jnp.where(ends <= share[:, None], ends, 0).max(axis=-1)
+        return jnp.sum(ends <= share[:, None], axis=-1), share - starts
 
     sums = blocks.sum(axis=-1)
     block, share = reached(sums, uniform * sums.sum(axis=-1))
@@ -147,22 +153,22 @@ def drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Arra
 
 
 class Texts(NamedTuple):
-    """B texts during generation: their tokens, and the state that the next token is drawn from."""
+    """B texts during generation: their tokens, the next token's logits and the decoding state."""
 
     ids: jax.Array  # (B, T) int32, prompts first
-    lengths: jax.Array  # (B,) int32: number of `ids`
+    lengths: jax.Array  # (B,) int32: valid tokens in `ids`
     ended: jax.Array  # (B,) bool
-    seen: jax.Array | None  # (B, V) bool: the tokens in each text; None where no penalty needs them
+    seen: jax.Array | None  # (B, V) bool: the tokens in each text; None unless a penalty needs them
     logits: jax.Array  # (B, V) of the next token
-    state: State  # the tokens that the model has read
+    state: State  # KV cache or recurrent state of the tokens that the model has read
 
 
 class Fixed(NamedTuple):
-    """Values that do not change while B texts are generated."""
+    """What stays constant while B texts are generated."""
 
     keys: jax.Array  # (B,)
-    num_before: jax.Array  # (B,) int32: tokens of the text before its `ids`
-    limits: jax.Array  # (B,) int32: most tokens in its `ids`
+    num_before: jax.Array  # (B,) int32: tokens of the text in front of the window in `ids`
+    limits: jax.Array  # (B,) int32: maximum number of tokens in `ids`
 
 
 def sample(
@@ -170,11 +176,8 @@ def sample(
 ) -> Texts:
     """Returns `texts` with up to `steps` more tokens each.
 
-    A text ends before `eos_id` or at its limit. `step(state, tokens (B, 1))` returns
+    A text ends in front of `eos_id` or at its limit. `step(state, tokens (B, 1))` returns
     (logits (B, 1, V), state).
-
-    The randomness of a token comes from its row's key and its place in the whole text. So a text
-    depends neither on the other rows nor on the number of steps of a call.
     """
 
     def running(loop):
@@ -183,6 +186,9 @@ def sample(
 
     def write(texts, fixed):
         rows = jnp.arange(len(texts.lengths))
+        # A token's key depends only on its row's key and its position in the whole text, so that a
+        # sample changes neither with the other rows of the batch, nor with the number of steps of
+        # a call, nor when the window moves.
         keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.num_before + texts.lengths)
         token = how.draw(texts.logits, texts.seen, keys)
         live = ~texts.ended & (token != eos_id)
@@ -196,6 +202,8 @@ def sample(
 
     def advance(loop):
         number, texts = loop
+        # On a mesh, each device draws the tokens of its own rows. XLA would otherwise gather the
+        # logits and keys of all rows for each token.
         written, token = on_rows(write, texts._replace(state=None), fixed)
         logits, state = step(texts.state, token[:, None])
         return number + 1, written._replace(logits=logits[:, 0], state=state)
@@ -204,27 +212,28 @@ def sample(
 
 
 # --------------------------------------------------------------------------------------------------
-# Continuing texts with a causal language model: batches, a sliding window, stop strings.
+# Continuing prompts with a causal language model: batches, a sliding window and stop strings.
 
 WINDOWS = ("slide", "refuse")
 MAX_TOKENS = 100  # of a continuation, by default
 
-# Lengths are padded to multiples of it, so that few shapes are compiled.
+# Lengths are padded to multiples of this, so that few shapes are compiled.
 LENGTH_MULTIPLE = 64
-# Tokens between two calls of `watch`, and between two searches for stop strings.
+# Tokens between two calls of `watch`, and between two searches for stop strings. Each of them
+# copies the tokens to the host and decodes the whole texts.
 _WATCH_EVERY = 8
 
 
 class Continuation(NamedTuple):
     text: str
-    tokens: int  # generated, including those behind a stop string
-    # "end": at the end of the document; "stop": before a stop string; "length": after max_tokens
+    tokens: int  # generated, including those after the start of a stop string
+    # "end": at the end of the document; "stop": at a stop string; "length": after max_tokens
     finished: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How each prompt is continued. See CausalUse.generate."""
+    """How prompts are continued: the options of CausalUse.generate."""
 
     max_tokens: int | None
     how: Sampling
@@ -249,8 +258,8 @@ class Request:
 class Generator:
     """Continues prompts with a Causal model, `batch` texts at a time.
 
-    A prompt is the ids of a text's beginning, as the model reads them in training. The devices
-    share the texts of a batch.
+    A prompt is a list of token ids, in the form that the model reads in training. The texts of a
+    batch are split over the devices.
     """
 
     model: Any  # the Linen module
@@ -264,14 +273,17 @@ class Generator:
         params = self.model.for_decoding(params)
         first, size = 0, 0
         for ids in chunks(prompts, self.batch):
-            # The last batch is filled up to the shape of the others.
+            # The last batch is padded to the shape of the others, so that nothing is recompiled.
             size = size or self.placement.rows(len(ids))
             limits = self._limits(ids, first, request)
             yield from _Batch(self, params, request, ids, limits=limits).write(first, size)
             first += len(ids)
 
     def _limits(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
-        """Returns the most tokens to generate for each prompt; `first` is the first number."""
+        """Returns the maximum number of new tokens of each prompt.
+
+        `first` is the index of the first of these prompts among all.
+        """
         if request.window == "refuse":
             return [
                 limit_in_window(self.model, ids, first + i, request.max_tokens)
@@ -282,15 +294,15 @@ class Generator:
             numbers = f"prompt{'s' * (len(long) > 1)} {', '.join(map(str, long))}"
             say(
                 f"{numbers}: no room in the window of config.model.max_length={max_length} tokens; "
-                f"generation begins from the last {max_length // 2}"
+                f"generation starts from the last {max_length // 2}"
             )
         return [MAX_TOKENS if request.max_tokens is None else request.max_tokens] * len(prompts)
 
 
 def limit_in_window(model: Any, prompt: list[int], number: int, max_tokens: int | None) -> int:
-    """Returns the most tokens to generate for prompt `number`, counted from 0, of these ids.
+    """Returns the maximum number of new tokens of prompt `number`, counted from 0.
 
-    Raises UserError where the prompt and these tokens exceed the model's window.
+    Raises UserError if the prompt and these tokens together exceed the model's window.
     """
     limit = max_tokens
     if limit is None:
@@ -304,10 +316,11 @@ def limit_in_window(model: Any, prompt: list[int], number: int, max_tokens: int 
 
 
 class _Batch:
-    """The texts of a batch during generation: their tokens, and the windows onto them.
+    """The texts of a batch during generation, on the host: their tokens and their windows.
 
-    A full window moves to its last half, which becomes a new prompt. A text with a full window
-    waits until the other texts have filled theirs or have ended. Then all windows are read at once.
+    A text that fills its window continues from the last half of it, which becomes a new prompt.
+    It waits until the other texts have filled their windows or have ended, because all windows are
+    then read in one call.
     """
 
     def __init__(
@@ -325,13 +338,14 @@ class _Batch:
         self.ids = [list(ids) for ids in prompts]
         self.prompt_lengths = np.array([len(ids) for ids in prompts])
         self.max_lengths = self.prompt_lengths + np.array(limits)
-        # The place in its text at which each window begins.
-        self.begins = np.zeros(len(prompts), int)
+        # The index in its text at which each window starts.
+        self.starts = np.zeros(len(prompts), int)
         self.done = np.zeros(len(prompts), bool)
         self.prompts = self.tokenizer.decode(prompts)
 
     def write(self, first: int, size: int) -> list[Continuation]:
-        """Continues the texts in a batch of `size` rows; `first` is the first text's number."""
+        """Continues the texts in a batch of `size` rows; `first` is the index of the first text."""
+        # A row's key depends on the seed and the index of its prompt, not on the batch.
         key = jax.random.key(self.request.seed)
         keys = jax.vmap(partial(jax.random.fold_in, key))(first + jnp.arange(size))
         data = np.asarray(jax.random.key_data(keys))
@@ -348,8 +362,8 @@ class _Batch:
         """Moves each full window to its last half."""
         max_length = self.model.window
         lengths = self._lengths()
-        is_full = lengths - self.begins >= max_length
-        self.begins = np.where(is_full, lengths - max_length // 2, self.begins)
+        is_full = lengths - self.starts >= max_length
+        self.starts = np.where(is_full, lengths - max_length // 2, self.starts)
 
     def _fill(self, keys: np.ndarray) -> None:
         """Generates until each text has ended or its window is full."""
@@ -371,39 +385,47 @@ class _Batch:
                 Programs.resume, programs, self.params, texts, window.fixed, steps, how
             )
         lengths = self._lengths()
-        is_full = lengths - self.begins >= self.model.window
+        is_full = lengths - self.starts >= self.model.window
         self.done |= ~(is_full & (lengths < self.max_lengths))
 
     def _window(self, keys: np.ndarray) -> tuple["Window", int]:
-        """Returns the next windows, and the slots of the cache. Rows of done texts are ended."""
+        """Returns the next windows, and the number of slots of the KV cache.
+
+        The rows of texts that are done, and the rows that pad the batch, have length and limit 1,
+        so they count as ended from the start.
+        """
         size = len(keys)
         max_length = self.model.window
         live = np.flatnonzero(~self.done)
         lengths = np.ones(size, np.int32)
-        lengths[live] = (self._lengths() - self.begins)[live]
+        lengths[live] = (self._lengths() - self.starts)[live]
         num_before = np.zeros(size, np.int32)
-        num_before[live] = self.begins[live]
+        num_before[live] = self.starts[live]
         limits = np.ones(size, np.int32)
-        limits[live] = np.minimum((self.max_lengths - self.begins)[live], max_length)
-        # All windows but the first have the same shape.
+        limits[live] = np.minimum((self.max_lengths - self.starts)[live], max_length)
+        # A short text needs no cache of full length. After the first window, all have one shape.
         slots = max_length
         if not num_before.any():
             slots = min(rounded_up(limits.max(), LENGTH_MULTIPLE), max_length)
         length = min(rounded_up(lengths.max(), LENGTH_MULTIPLE), slots)
         rows = [[]] * size
         for row in live:
-            rows[row] = self.ids[row][self.begins[row] :]
+            rows[row] = self.ids[row][self.starts[row] :]
         fixed = Fixed(keys, num_before, limits)
         return Window(padded(rows, length), lengths, self._seen(size), fixed), slots
 
     def _seen(self, size: int) -> np.ndarray | None:
-        """Returns the tokens of each whole text (B, V) bool; None where no penalty needs them."""
+        """Returns which tokens each whole text has, (B, V) bool; None unless a penalty needs them.
+
+        Tokens in front of the window count, too.
+        """
         if self.request.how.repetition_penalty == 1:
             return None
         seen = np.zeros((size, self.model.vocab_size), bool)
         for row, ids in enumerate(self.ids):
             seen[row, ids] = True
-        # The end token at the start of a text is the end of another document.
+        # The end token at the start of a text belongs to the document in front of it: it must not
+        # make the end of this text less likely.
         seen[:, self.tokenizer.eos_id] = False
         return seen
 
@@ -411,16 +433,18 @@ class _Batch:
         """Stores the generated tokens. Returns which rows have ended (B,)."""
         ids, lengths, ended = jax.device_get((texts.ids, texts.lengths, texts.ended))
         for row in np.flatnonzero(~self.done):
-            self.ids[row][self.begins[row] :] = ids[row, : lengths[row]].tolist()
-        return ended.copy()
+            self.ids[row][self.starts[row] :] = ids[row, : lengths[row]].tolist()
+        return ended.copy()  # the caller writes to it, and device_get may return a read-only view
 
     def _outputs(self) -> tuple[list[str], list[int | None]]:
-        """Returns each continuation up to its first stop string, and the place of that or None."""
-        # A continuation that is decoded without its prompt may lose its first space.
+        """Returns each continuation up to its first stop string, and the index of the latter in the
+        continuation, or None.
+        """
+        # Decoded without its prompt, a continuation may lose its first space.
         texts = self.tokenizer.decode(self.ids)
         outputs = [text[len(prompt) :] for text, prompt in zip(texts, self.prompts)]
-        places = [[output.find(text) for text in self.request.stop] for output in outputs]
-        stops = [min((place for place in each if place >= 0), default=None) for each in places]
+        found = [[output.find(text) for text in self.request.stop] for output in outputs]
+        stops = [min((index for index in each if index >= 0), default=None) for each in found]
         return [output[:at] for output, at in zip(outputs, stops)], stops
 
     def _continuation(self, row: int, output: str, stop: int | None) -> Continuation:
@@ -438,13 +462,13 @@ class Window(NamedTuple):
 
     tokens: Any  # (B, P) int32
     lengths: Any  # (B,) int32, at most P
-    seen: Any  # (B, V) bool, the tokens of each whole text; or None
-    fixed: Fixed  # its keys are data (B, 2) uint32
+    seen: Any  # (B, V) bool, the tokens in each whole text; or None
+    fixed: Fixed  # its keys are key data (B, 2) uint32, since NumPy has no typed keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled functions. Their parameters are those of the model's `for_decoding`."""
+    """The compiled functions. They take parameters in the form of the model's `for_decoding`."""
 
     model: Any
     eos_id: int
@@ -454,7 +478,7 @@ class Programs:
     def begin(
         self, params, window: Window, steps: Int[Array, ""] | int, slots: int, how: Sampling
     ) -> Texts:
-        """Reads a window with room for `slots` tokens. Generates up to `steps` tokens a text."""
+        """Reads the windows into a cache of `slots` tokens, and generates up to `steps` more."""
         with self.placement.use():
             tokens, lengths, seen, fixed = split_rows(window)
             batch, size = tokens.shape
@@ -467,32 +491,33 @@ class Programs:
     def resume(
         self, params, texts: Texts, fixed: Fixed, steps: Int[Array, ""] | int, how: Sampling
     ) -> Texts:
-        """Generates up to `steps` more tokens a text."""
+        """Generates up to `steps` more tokens for each text. The buffers of `texts` are donated."""
         with self.placement.use():
             return self._more(params, split(texts), split_rows(fixed), steps, how)
 
     def _more(self, params, texts, fixed, steps, how):
         def step(state, tokens):
+            # Without the barrier, XLA gathers all sharded parameters at once, before the loop.
             return self.model.step(*sharding.gather_after(params, state), tokens)
 
         fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
         texts = split(sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id))
-        # The host reads these.
+        # The host reads these three after each call; the others stay split over the devices.
         ids, lengths, ended = gathered((texts.ids, texts.lengths, texts.ended))
         return texts._replace(ids=ids, lengths=lengths, ended=ended)
 
 
 # --------------------------------------------------------------------------------------------------
-# Best of n: the continuation of several that a reward model prefers (Stiennon et al. 2020).
+# Best-of-n sampling with a reward model (Stiennon et al. 2020).
 
-# Continuations that are scored together, at least those of one prompt.
+# Continuations that are scored in one call; those of one prompt are never separated.
 _SCORED = 1024
 
 
 class Rewarded(NamedTuple):
     text: str
-    tokens: int  # generated, including those behind a stop string
-    finished: str  # as that of a Continuation
+    tokens: int  # generated, including those after the start of a stop string
+    finished: str  # as in Continuation
     reward: float
 
 
@@ -502,20 +527,25 @@ def best_of(
     prompts: Iterable[Any],
     n: int,
 ) -> Iterator[Rewarded]:
-    """Yields the continuation of each prompt with the highest reward of `n`, in order.
+    """Yields, for each prompt in order, the one of `n` continuations that has the highest reward.
 
-    A prompt is a text, or the messages of a conversation where `generate` and `score` take them.
-    `generate(prompts)` draws a continuation of each prompt, and `score(pairs)` gives the reward of
-    each (prompt, continuation): the methods of two tasks with their parameters. Of equal rewards
-    the first one counts. Prompt number i has the draws number i n to i n + n - 1 of `generate`.
+    A prompt is a text, or the messages of a conversation if `generate` and `score` take them.
+    `generate(prompts)` samples a continuation of each prompt, and `score(pairs)` returns the reward
+    of each (prompt, continuation); they are methods of two tasks, bound to their parameters. Ties
+    go to the first continuation. Prompt i has the samples i n to i n + n - 1 of `generate`.
+
+    Raises UserError if `n` is below 1.
     """
     if n < 1:
         raise UserError(f"best_of={n}: must be at least 1")
+    # A stream of prompts is never held as a whole: each is repeated, continued, and scored in turn.
     repeated = (prompt for prompt in arguments.as_texts(prompts) for _ in range(n))
     to_score, to_continue = itertools.tee(repeated)
     drawn = zip(to_score, generate(to_continue))
-    for some in chunks(drawn, n * max(_SCORED // n, 1)):
-        rewards = score([(prompt, continuation.text) for prompt, continuation in some])
-        rewarded = [Rewarded(*each, reward) for (_, each), reward in zip(some, rewards)]
+    for pairs in chunks(drawn, n * max(_SCORED // n, 1)):
+        rewards = score([(prompt, continuation.text) for prompt, continuation in pairs])
+        rewarded = [
+            Rewarded(*continuation, reward) for (_, continuation), reward in zip(pairs, rewards)
+        ]
         for group in chunks(rewarded, n):
-            yield max(group, key=lambda each: each.reward)
+            yield max(group, key=lambda rewarded: rewarded.reward)

@@ -1,4 +1,6 @@
-"""Codes of images, images of codes, and codes that a language model draws (Esser et al. 2021)."""
+"""Image tokens: encoding and decoding images with a VQ-VAE, and sampling image tokens from a
+language model (Esser et al. 2021).
+"""
 
 import dataclasses
 from functools import partial
@@ -17,7 +19,10 @@ from transformer_jax.inference.batching import chunks
 
 @dataclasses.dataclass(frozen=True)
 class Coder:
-    """The functions of a trained autoencoder, `batch` rows at a time. The devices share them."""
+    """Encodes and decodes images with a trained VQ-VAE, `batch` rows at a time.
+
+    The rows of a batch are split over the devices.
+    """
 
     model: Any  # the Linen module
     params: Any
@@ -30,11 +35,11 @@ class Coder:
         return cls(model, params, placement.rows(config.decode.batch), placement)
 
     def codes(self, images: UInt8[np.ndarray, "R H W C"]) -> Int[np.ndarray, "R N"]:
-        """Returns the number of the code of each patch."""
+        """Returns the image tokens: the codebook index of each of the N patches."""
         return self._computed("codes", images)
 
     def images(self, codes: Int[np.ndarray, "R N"]) -> UInt8[np.ndarray, "R H W C"]:
-        """Returns the images of codes."""
+        """Returns the images that the decoder reconstructs from image tokens."""
         return self._computed("images_of", codes)
 
     def _computed(self, method: str, rows: np.ndarray) -> np.ndarray:
@@ -55,11 +60,11 @@ def _apply(model: Any, placement: Placement, method: str, params, rows) -> jax.A
 
 @dataclasses.dataclass(frozen=True)
 class CodeSampler:
-    """Draws the codes of images with a causal model, from the token of a class."""
+    """Samples image tokens from a causal model, given a class token in front of them."""
 
     model: Any  # the Linen module
-    num_codes: int  # the first tokens of the model's vocabulary
-    length: int  # codes of an image
+    num_codes: int  # size of the codebook; its indices are the first tokens of the vocabulary
+    length: int  # image tokens of an image
 
     def __call__(
         self,
@@ -70,7 +75,7 @@ class CodeSampler:
         seed: int,
         temperature: float,
     ) -> Int[np.ndarray, "R N"]:
-        """Returns the codes of an image for each class, from 0."""
+        """Returns the image tokens of one image for each of the `classes`, which count from 0."""
         rows = placement.rows(len(classes))
         first = np.zeros(rows, np.int32)
         first[: len(classes)] = classes + self.num_codes
@@ -93,14 +98,15 @@ class CodeSampler:
         with placement.use():
             tokens = jnp.zeros((len(first), self.length + 1), jnp.int32).at[:, 0].set(first)
 
-            def step(place, tokens):
-                # The rows are short: each step reads all of them again.
+            def step(position, tokens):
+                # Rows are short, so each step reads the whole row again instead of keeping a cache.
                 inputs = Inputs(tokens[:, :-1])
                 hidden = self.model.apply(variables, inputs, method="hidden")
-                state = jax.lax.dynamic_index_in_dim(hidden, place, axis=1, keepdims=False)
+                state = jax.lax.dynamic_index_in_dim(hidden, position, axis=1, keepdims=False)
                 logits = self.model.apply(variables, state, method="logits")
+                # The rest of the vocabulary is class tokens, which an image does not contain.
                 logits = logits[:, : self.num_codes] / temperature
-                drawn = jax.random.categorical(jax.random.fold_in(key, place), logits)
-                return tokens.at[:, place + 1].set(drawn)
+                drawn = jax.random.categorical(jax.random.fold_in(key, position), logits)
+                return tokens.at[:, position + 1].set(drawn)
 
             return gathered(jax.lax.fori_loop(0, self.length, step, split_rows(tokens))[:, 1:])

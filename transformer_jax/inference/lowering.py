@@ -1,4 +1,4 @@
-"""The programs of beam search and of generation, lowered for shapes: nothing is computed."""
+"""The programs of beam search and generation, lowered for given shapes but never run."""
 
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.translating import most_tokens
 from transformer_jax.layers.decoding import logical_axes
 
-_TOKEN = 1  # stands for the special tokens: no tokenizer is read
+_TOKEN = 1  # used for all special tokens, since no tokenizer is opened
 
 
 class Decoding(NamedTuple):
-    """A program of decoding, and the arrays on the devices while it runs, but for small ones."""
+    """A decoding program, and the larger arrays that are on the devices while it runs."""
 
     lowered: jax.stages.Lowered
     held: Any
@@ -29,8 +29,8 @@ class Decoding(NamedTuple):
 def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
     """Returns the programs of the beam search of `config`, for sources of `length` tokens.
 
-    There is room for the longest outputs of `config.decode`. `params` are shapes with shardings,
-    before `for_decoding`.
+    The KV cache has room for the longest outputs that `config.decode` allows. `params` are shapes
+    with shardings, before `for_decoding`.
     """
     placement = Placement.of(params, config.mesh).decoding()
     search = BeamSearch.of(config.decode, _TOKEN)
@@ -53,7 +53,10 @@ def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
 
 
 def generation(model, params, config, max_tokens: int, how: Sampling) -> Decoding:
-    """Returns the program that writes one text of `max_tokens` tokens. `params` as above."""
+    """Returns the program that generates one text of `max_tokens` tokens.
+
+    `params` are shapes with shardings, before `for_decoding`.
+    """
     placement = Placement.of(params, config.mesh).decoding()
     rows = placement.rows(1)
     slots = min(rounded_up(1 + max_tokens, LENGTH_MULTIPLE), model.window)
@@ -70,7 +73,8 @@ def _int32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def _for_decoding(model, params):
-    """Returns the shapes and shardings of the parameters in the form for decoding."""
+    """Returns the shapes and shardings of the parameters after `model.for_decoding`."""
+    # XLA chooses the shardings of the outputs, so only the compiled program knows them.
     program = jax.jit(model.for_decoding).lower(params)
     shardings = program.compile().output_shardings
     return jax.tree.map(_placed, program.out_info, shardings)

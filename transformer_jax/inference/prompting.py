@@ -1,4 +1,4 @@
-"""In-context evaluation: the file of a task, its prompts, and the scores of a model."""
+"""In-context (few-shot) evaluation: task files, prompts and scores."""
 
 import bisect
 import collections
@@ -17,7 +17,7 @@ from transformer_jax.pictures.progress import say, track
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# The file of a task for in-context evaluation: items, examples, and the form of the prompts.
+# The task file: items, examples, and the form of the prompts.
 
 NORMALIZE = ("none", "length", "unconditional")
 _TYPE_NAMES = {list: "a list", int: "a whole number"}
@@ -25,23 +25,24 @@ _TYPE_NAMES = {list: "a list", int: "a whole number"}
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A text to complete, or an example with its completion."""
+    """A text to complete, or an example together with its completion."""
 
     input: str
     output: str | None = None  # the right completion
-    choices: list = field(default_factory=list)  # possible completions; (): those of the file
+    choices: list = field(default_factory=list)  # possible completions; empty: those of the file
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """A task as prompts.
+    """A task in the form of prompts: the content of a task file.
 
-    With choices, the likeliest choice is the prediction (Brown et al. 2020, section 2.4). Without
-    choices, a completion is generated greedily; it is right if it equals `output`.
+    With choices, the prediction is the likeliest choice (Brown et al. 2020, section 2.4). Without
+    choices, a completion is generated greedily, and it is right if it equals `output`.
 
-    `normalize` decides which score of a choice is compared: "none": log P(choice | prompt);
-    "length": the same per token of the choice; "unconditional": the same less
-    log P(choice | answer_context).
+    `normalize` decides how the score of a choice is computed. "none" is log P(choice | prompt).
+    "length" divides it by the number of tokens of the choice. "unconditional" subtracts
+    log P(choice | answer_context) from it, so that choices that are likely in any context have no
+    advantage.
     """
 
     items: list
@@ -49,7 +50,7 @@ class Prompts:
     description: str = ""
     template: str = "{input} => {output}"
     separator: str = "\n"  # between description, examples and item
-    choices: list = field(default_factory=list)  # of the items that have no choices
+    choices: list = field(default_factory=list)  # of the items without choices of their own
     normalize: str = "length"
     answer_context: str = "Answer: "
     stop: str = "\n"  # ends a generated completion
@@ -68,9 +69,9 @@ class Prompts:
 
 
 def read(path: str) -> Prompts:
-    """Reads the JSON file of a task: an object with the fields of Prompts.
+    """Reads a task file: a JSON object with the fields of Prompts.
 
-    Items and examples are objects with the fields of Item. Raises UserError for a wrong file.
+    Items and examples are objects with the fields of Item. Raises UserError for an invalid file.
     """
     try:
         with buckets.reading(path):
@@ -92,7 +93,7 @@ def _entries(entries: list, name: str) -> list[Item]:
 
 
 def _of_json(cls, values, where: str):
-    """Returns the object of a dataclass from a JSON object with its fields."""
+    """Returns an instance of the dataclass `cls`, whose fields are the keys of a JSON object."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
     if not isinstance(values, dict):
         raise UserError(f"{where}: not a JSON object with {', '.join(fields)}")
@@ -171,21 +172,22 @@ def _check_output(prompts: Prompts, entry: Item, where: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# In-context evaluation: a prompt describes a task and shows zero, one or a few examples (Brown et
-# al. 2020, section 2).
+# Evaluation: a prompt describes a task and shows zero, one or a few examples (Brown et al. 2020,
+# section 2).
 
-# A generated answer may have more tokens than the longest right answer: enough to see that it
-# continues.
+# A generated completion may have this many tokens more than the longest right one, so that a
+# completion that goes on after the right one does not count as right.
 _EXTRA_TOKENS = 8
 
 
 def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
     """Evaluates a causal language model on the items, with `shots` examples in each prompt.
 
-    An item has fewer examples where the model's length holds no more; "shortened" counts these
-    items. Returns "shots", "items", "shortened" and "accuracy"; with shared choices also
-    "accuracy_by_output"; for items without an output "predictions" instead. Raises UserError where
-    there are fewer examples than shots, and for an item that is too long.
+    An item gets fewer examples if the model's window has no room for all; "shortened" counts these
+    items. Returns "shots", "items", "shortened" and "accuracy", with shared choices also
+    "accuracy_by_output". For items without an output, it returns "predictions" instead of
+    accuracies. Raises UserError if there are fewer examples than shots, and for an item that is too
+    long even without examples.
     """
     if shots > len(prompts.examples):
         raise UserError(f"{shots} shots: there are {len(prompts.examples)} examples")
@@ -245,11 +247,12 @@ def classify(
 def _texts(task, prompts: Prompts, shots: int, room: int) -> tuple[list[str], int]:
     """Returns the prompt of each item, and the number of items with fewer than `shots` examples.
 
-    A prompt has the most examples, up to `shots`, with which it has at most `room` tokens.
+    A prompt has as many examples, up to `shots`, as fit in `room` tokens.
     """
     texts, shortened = [], 0
     for number, item in enumerate(prompts.items):
-        # An item's k examples are the first k of its k + 1, whatever the other items are.
+        # Seeding by the item's index makes its examples independent of the other items. The k
+        # examples are the first k of the k + 1 that the item is shown with one more shot.
         random = np.random.default_rng([prompts.seed, number])
         examples = [prompts.examples[i] for i in random.permutation(len(prompts.examples))[:shots]]
         candidates = _Candidates(task, prompts, item, examples)
@@ -287,26 +290,27 @@ def _longest(task, completions: list[str]) -> int:
 
 
 def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
-    """Returns the likeliest choice behind each text."""
+    """Returns the likeliest choice after each text."""
     choices = [prompts.choices_of(item) for item in prompts.items]
-    pairs = [(text, choice) for text, of_text in zip(texts, choices) for choice in of_text]
+    pairs = [(text, choice) for text, own in zip(texts, choices) for choice in own]
     likelihoods = track(task.log_likelihoods(params, pairs), "comparing choices", len(pairs))
     scores = []
     for likelihood in likelihoods:
         num_tokens = likelihood.tokens if prompts.normalize == "length" else 1
         scores.append(likelihood.log_prob / num_tokens)
     if prompts.normalize == "unconditional":
+        # Items often share their choices, each of which needs to be scored only once.
         distinct = list(dict.fromkeys(choice for _, choice in pairs))
         alone = [(prompts.answer_context, choice) for choice in distinct]
         priors = dict(zip(distinct, task.log_likelihoods(params, alone)))
         scores = [score - priors[choice].log_prob for score, (_, choice) in zip(scores, pairs)]
     scores = iter(scores)
-    return [max(of_text, key=lambda _: next(scores)) for of_text in choices]
+    return [max(own, key=lambda _: next(scores)) for own in choices]
 
 
 def _generated(task, params, prompts: Prompts, texts: list[str], *, max_tokens: int) -> list[str]:
     """Returns a greedy completion of each text."""
-    # A space belongs to the token of the word behind it.
+    # Most tokenizers join a space to the word after it, so a prompt must not end with one.
     texts = [text.rstrip(" ") for text in texts]
     continuations = task.generate(
         params,

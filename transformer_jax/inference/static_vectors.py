@@ -1,4 +1,4 @@
-"""The vectors of the words of a vocabulary: neighbours, and analogies (Mikolov et al. 2013)."""
+"""Static word vectors: nearest neighbors, and analogies (Mikolov et al. 2013)."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.storage import buckets
 
-_TOGETHER = 256  # analogies whose words are compared at once
+_BATCH = 256  # analogies that are answered at a time, which bounds the table of cosines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +24,16 @@ class StaticVectors:
 
     @classmethod
     def from_run(cls, task: Any, params) -> "StaticVectors":
-        """Returns the vectors of a run, or the embeddings that its model reads.
+        """Returns the word vectors of a run, or the input embeddings of its model.
 
-        Raises UserError for a run without a vocabulary, or without a table of it.
+        Raises UserError for a run without a vocabulary, or without embeddings of words.
         """
         if task.tokenizer is None:
             raise UserError(f"a {task.config.task.name} run has no vocabulary")
         if "static" in task.model.can:
             table = task.model.apply({"params": params}, method="vectors")
         elif task.model.word_table is None:
-            raise UserError(f"{task.config.model.name} has no vectors of words without a context")
+            raise UserError(f"{task.config.model.name} has no context-independent word vectors")
         else:
             path = task.model.word_table.split("/")
             table = functools.reduce(lambda tree, name: tree[name], path, params)
@@ -42,51 +42,57 @@ class StaticVectors:
 
     @property
     def centred(self) -> "StaticVectors":
-        """The vectors without their mean, which makes all cosines of a Transformer's large."""
+        """The vectors with their mean subtracted.
+
+        The embeddings of a Transformer share a mean that makes all their cosines large.
+        """
         return dataclasses.replace(self, table=self.table - self.table.mean(axis=0))
 
     @functools.cached_property
     def unit(self) -> Float[np.ndarray, "V M"]:
-        """The vectors at length 1."""
+        """The vectors, scaled to length 1."""
         return normalised(self.table)
 
     def words(self) -> tuple[list[str], Float[np.ndarray, "N M"]]:
-        """Returns the tokens that stand for text, and their vectors."""
+        """Returns the tokens that are not special tokens, and their vectors."""
         ids = np.flatnonzero(~self.tokenizer.special)
         return self.tokenizer.pieces(ids.tolist()), self.table[ids]
 
     def id_of(self, word: str) -> int:
-        """Returns the token of a word. Raises UserError where it is none, or not one."""
+        """Returns the id of a word. Raises UserError unless it is a single token."""
         ids = self.known(word)
         if ids is None or len(ids) != 1:
             raise UserError(f"{word!r}: not a word of the run's vocabulary")
         return ids[0]
 
     def known(self, word: str) -> list[int] | None:
-        """Returns the tokens of a word; None where one of them is unknown."""
+        """Returns the ids of a word's tokens, or None if one of them is unknown."""
         ids = self.tokenizer.encode(word)
         return None if not ids or self.tokenizer.special[ids].any() else ids
 
     def nearest(self, word: str, count: int) -> list[tuple[str, float]]:
-        """Returns the tokens nearest to a known word with their cosines, or to several tokens."""
+        """Returns the tokens nearest to a known word, with their cosines.
+
+        A word of several tokens has the mean of their vectors.
+        """
         ids = self.known(word)
         return self._nearest(self.table[ids].mean(axis=0), ids, count)
 
     def analogy(self, words: tuple[str, str, str], count: int) -> list[tuple[str, float]]:
-        """Returns the words nearest to b - a + c with their cosines; none is a, b or c."""
+        """Returns the words nearest to b - a + c, without a, b and c, and with their cosines."""
         ids = [self.id_of(word) for word in words]
         a, b, c = self.unit[ids]
         return self._nearest(b - a + c, ids, count)
 
-    def _nearest(self, vector, without: list[int], count: int) -> list[tuple[str, float]]:
+    def _nearest(self, vector, excluded: list[int], count: int) -> list[tuple[str, float]]:
         cosines = self.unit @ normalised(vector)
-        cosines[without] = -np.inf
+        cosines[excluded] = -np.inf
         order = np.argsort(-cosines)[:count].tolist()
         return list(zip(self.tokenizer.pieces(order), cosines[order].tolist()))
 
     def answers(self, questions: Int[np.ndarray, "N 3"]) -> Int[np.ndarray, " N"]:
-        """Returns the nearest word to b - a + c for each (a, b, c), which it is not."""
-        parts = [questions[i : i + _TOGETHER] for i in range(0, len(questions), _TOGETHER)]
+        """Returns the word nearest to b - a + c for each (a, b, c), other than these three."""
+        parts = [questions[i : i + _BATCH] for i in range(0, len(questions), _BATCH)]
         return np.concatenate([self._answers(part) for part in parts])
 
     def _answers(self, questions: Int[np.ndarray, "N 3"]) -> Int[np.ndarray, " N"]:
@@ -98,12 +104,12 @@ class StaticVectors:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """The analogies of a section of a file: so many are right of those whose words are known."""
+    """The results on one section of a file of analogies."""
 
     name: str
-    right: int
-    known: int
-    unknown: int
+    right: int  # questions with the right answer
+    known: int  # questions whose words are all in the vocabulary
+    unknown: int  # the other questions
 
     @property
     def accuracy(self) -> float:
@@ -111,10 +117,10 @@ class Section:
 
 
 def accuracies(vectors: StaticVectors, path: str) -> list[Section]:
-    """Returns the sections of a file of analogies, and the sum of all at the end.
+    """Returns the results on each section of a file of analogies, and on all of them at the end.
 
-    A line is ": SECTION", or four words of which the last is asked for. Questions with a word that
-    the vocabulary lacks are counted apart. Raises UserError for a line of another form.
+    A line is ": SECTION", or four words of which the last is to be predicted. Questions with a word
+    that the vocabulary lacks are counted as unknown. Raises UserError for a line of another form.
     """
     sections = [_section(vectors, name, rows) for name, rows in _read(path)]
     if not sections:
@@ -136,7 +142,7 @@ def _section(vectors: StaticVectors, name: str, rows: Iterable[list[str]]) -> Se
 
 
 def _read(path: str) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yields the sections of a file of analogies with their rows of four words."""
+    """Yields (name, rows of four words) for the sections of a file of analogies."""
     with buckets.reading(path):
         lines = list(text_lines(path))
     name, rows = "", []
@@ -155,5 +161,5 @@ def _read(path: str) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def normalised(vectors: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
-    """Returns the vectors at length 1; those of zeros stay."""
+    """Returns the vectors, scaled to length 1; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

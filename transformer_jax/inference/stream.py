@@ -1,5 +1,5 @@
-"""Beam search over a stream of inputs: an input that is done makes room for the next (Yu et al.
-2022, section 3.1, "iteration-level scheduling").
+"""Beam search with continuous batching: the row of an input that is done is given to the next
+input, while the others continue (Yu et al. 2022, section 3.1, "iteration-level scheduling").
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import BeamSearch, Outputs, Search
 from transformer_jax.layers.decoding import split
 
-# The search stops to admit inputs when one in so many places is free.
-_PLACES_PER_FREE = 32
-# Source lengths are padded to multiples of it, so that few shapes are compiled.
+# The search pauses to admit inputs as soon as one row in this many is free.
+_ROWS_PER_FREE = 32
+# Source lengths are padded to multiples of this, so that few shapes are compiled.
 _SOURCE_MULTIPLE = 16
 _ROW_LENGTH = 128  # tokens of a packed row of sources
-# The cache's slots beyond the length of the source. Each token reads all slots, so they are doubled
-# only when an output needs more.
+# Slots of the KV cache beyond the length of the source, at the start. Each decoding step reads all
+# slots, so their number is doubled only when an output needs more.
 _EXTRA_SLOTS = 8
 
 
@@ -35,23 +35,24 @@ _EXTRA_SLOTS = 8
 class Stream:
     """Searches with a SequenceToSequence model, `places` inputs at a time.
 
-    The parameters are those of the model's `for_decoding`. The places are split over the devices.
+    The search batch has `places` rows, which are split over the devices. Parameters are in the form
+    of the model's `for_decoding`.
     """
 
     model: Any  # the Linen module
     search: BeamSearch
     places: int
-    start_id: int  # read in front of each output
+    start_id: int  # the token that the decoder reads first
     placement: Placement  # of a decoder
 
     def __call__(
         self, params, inputs: Sequence[Sequence[int]], limits: Sequence[int]
     ) -> Iterator[tuple[int, Outputs]]:
-        """Yields (number of an input, its outputs (n_best, T)) as they are done.
+        """Yields (index of an input, its outputs (n_best, T)) as soon as each input is done.
 
-        `limits` are the most tokens of each output, including the end. The longest inputs should
-        come first: inputs of like lengths share less padding, and the shortest leave the least to
-        wait for at the end.
+        `limits` are the maximum lengths of the outputs, end token included. The longest inputs
+        should come first. Neighbors then have similar lengths, which saves padding, and the last
+        inputs, for which the other rows wait, are the shortest.
         """
         queue = _Queue(self, params, inputs, np.array(limits, np.int32))
         while queue.fill():
@@ -60,20 +61,20 @@ class Stream:
 
     @property
     def num_admitted(self) -> int:
-        """The number of inputs that are admitted together."""
-        return -(-self.places // _PLACES_PER_FREE)
+        """The number of inputs that are admitted in one call."""
+        return -(-self.places // _ROWS_PER_FREE)
 
     def packed_shape(self, length: int) -> tuple[int, int]:
-        """Returns the rows, and the tokens of a row, that sources of up to `length` are packed in.
+        """Returns the shape (rows, tokens of a row) of packed sources of up to `length` tokens.
 
-        There is room for one source for each place, if they are an eighth shorter.
+        One source for each row of the search fits if sources have 7/8 of `length` on average.
         """
         room = self.places * length * 7 // 8
         width = max(length, min(_ROW_LENGTH, room))
         return self.placement.rows(max(1, room // width)), width
 
     def slots(self, length: int, limit: int) -> int:
-        """Returns the slots of a search over sources of `length`, for outputs of `limit` tokens."""
+        """Returns the number of cache slots for sources of `length` and outputs of `limit`."""
         return _with_room(_first_slots(length, limit), limit - 1)
 
     @partial(jax.jit, static_argnums=0)
@@ -84,16 +85,17 @@ class Stream:
         where: Int[Array, "N S"],
         limits: Int[Array, " N"],
     ) -> Search:
-        """Reads packed sources, and chooses the first target tokens of N inputs.
+        """Encodes packed sources, and chooses the first target tokens of N inputs.
 
-        `source` (3, R, W) holds ids, positions and segment ids of packed rows. `where` (N, S) holds
-        the places of each input's tokens in the rows, laid end to end; R W is padding.
+        `source` holds the ids, positions and segment ids of R packed rows of W tokens. `where`
+        holds the indices of each input's tokens in the flattened rows; R W means padding.
         """
         with self.placement.use():
             ids, positions, segments = split_rows(tuple(source))
             inputs = Inputs(ids, positions=positions, segment_ids=segments)
             encoder_output = self.model.apply({"params": params}, inputs, method="encode")
-            # Sources leave the devices that read them for those of their places.
+            # The encoder's rows are packed and the decoder's are not, so a source may move to
+            # another device. Hence the gather before the rows are split again.
             encoder_output = gathered(encoder_output.reshape(ids.size, -1))
             where = split_rows(where)
             encoder_output = split_rows(encoder_output.at[where].get(mode="fill", fill_value=0))
@@ -101,11 +103,11 @@ class Stream:
             first = jnp.full((len(where), 1), self.start_id)
             beams = self.search.beam
             logits, state = self.model.begin(params, first, encoder_output, segments, beams=beams)
-            return split(self.search.begin(limits, _by_vocabulary(logits), state, first))
+            return split(self.search.begin(limits, _split_by_vocabulary(logits), state, first))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
-        """Returns a search without inputs, for sources of `length` and with so many slots."""
+        """Returns a search without inputs, with room for sources of `length` and for `slots`."""
 
         def spec(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -113,6 +115,8 @@ class Stream:
         def full(*inputs):
             return self.search.resized(self.begin(*inputs), slots, length)
 
+        # The state's arrays depend on the model, so their shapes are taken from a first call that
+        # is traced, but not computed.
         source = spec(3, *self.packed_shape(length))
         where, limits = spec(self.places, length), spec(self.places)
         shapes = jax.eval_shape(full, params, source, where, limits)
@@ -124,21 +128,25 @@ class Stream:
     def admit(
         self, search: Search, places: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
     ) -> Search:
-        """Returns `search` with the inputs in `rows` of `new_inputs` at `places`."""
+        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `places`.
+
+        The buffers of `search` are donated.
+        """
         with self.placement.use():
             return split(self.search.admit(search, new_inputs, places=places, rows=rows))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, search: Search, free: Int[Array, ""]) -> tuple[Search, tuple]:
-        """Continues until so many places are free, or an output needs more slots.
+        """Continues until `free` rows are free, or until an output needs more slots.
 
-        Returns the search, and (the places that are running (places,), the lengths there, the best
-        hypotheses of all places).
+        Returns the search and a report: (which rows are running (places,), the lengths of their
+        hypotheses, the best hypotheses of all rows). The buffers of `search` are donated.
         """
 
         def step(state, tokens):
+            # Without the barrier, XLA gathers all sharded parameters at once, before the loop.
             logits, state = self.model.step(*sharding.gather_after(params, state), tokens)
-            return _by_vocabulary(logits), state
+            return _split_by_vocabulary(logits), state
 
         with self.placement.use():
             search = self.search.advance(search, step, free)
@@ -147,15 +155,15 @@ class Stream:
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def resize(self, search: Search, length: int, slots: int) -> Search:
-        """Returns `search` with room for sources of `length`, and with so many slots."""
+        """Returns `search` with room for sources of `length` and for `slots` tokens."""
         with self.placement.use():
             return split(self.search.resized(search, slots, length))
 
 
-def _by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V"]:
-    """Returns the logits, split over the devices by rows and by the vocabulary.
+def _split_by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V"]:
+    """Returns the logits, split over the devices by rows and by vocabulary.
 
-    Each device then needs its part of the output table alone.
+    Each device then needs only its own part of the output embeddings.
     """
     if logits.shape[-1] % sharding.parts("vocab"):
         return logits
@@ -163,40 +171,41 @@ def _by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V"]:
 
 
 class _Queue:
-    """The inputs: in the places of a search, in a batch that has been read, or in a queue."""
+    """The inputs of a search: those in its rows, those encoded and waiting, and the remaining."""
 
     def __init__(self, stream: Stream, params, inputs: Sequence[Sequence[int]], limits: np.ndarray):
         self.stream, self.params = stream, params
         self.inputs, self.limits = inputs, limits
         self.queue = deque(range(len(inputs)))
-        self.waiting = deque()  # (row of the batch, number of the input), read but not admitted
-        self.places = np.full(stream.places, -1)  # number of the input in each
+        self.waiting = deque()  # (row of the encoded batch, index of the input), not admitted yet
+        self.in_row = np.full(stream.places, -1)  # index of the input in each row, -1 in a free one
         self.longest = 0  # tokens of the longest unfinished output
         self.search = None
-        self.length = 0  # to which the sources in the places are padded
+        self.length = 0  # to which the sources in the rows are padded
 
     def fill(self) -> bool:
-        """Admits inputs to free places. Returns whether any place is taken."""
+        """Admits inputs to free rows. Returns whether any row has an input."""
         num_admitted = self.stream.num_admitted
-        while (self.waiting or self.queue) and (free := np.flatnonzero(self.places < 0)).size:
+        while (self.waiting or self.queue) and (free := np.flatnonzero(self.in_row < 0)).size:
             if not self.waiting:
                 self._read()
             chosen = [
-                (*self.waiting.popleft(), place)
-                for place in free[: min(num_admitted, len(self.waiting))]
+                (*self.waiting.popleft(), row)
+                for row in free[: min(num_admitted, len(self.waiting))]
             ]
-            # The last one is repeated, so that one shape is compiled.
+            # The last one is repeated, which has no effect, so that only one shape is compiled.
             chosen += chosen[-1:] * (num_admitted - len(chosen))
-            rows, numbers, places = np.array(chosen, np.int32).T
-            self.places[places] = numbers
+            new_rows, numbers, rows = np.array(chosen, np.int32).T
+            self.in_row[rows] = numbers
             self._fit()
-            arguments = (self.search, places, self.new_inputs, rows)
+            arguments = (self.search, rows, self.new_inputs, new_rows)
             self.search = hosts.run(Stream.admit, self.stream, *arguments)
-        return bool((self.places >= 0).any())
+        return bool((self.in_row >= 0).any())
 
     def advance(self) -> None:
         """Continues the search until it can admit more inputs, or an output needs more slots."""
         self._fit()
+        # Without further inputs, a free row is of no use, so the search runs to its end.
         has_more = self.waiting or self.queue
         free = self.stream.num_admitted if has_more else self.stream.places
         arguments = (self.params, self.search, np.int32(free))
@@ -205,13 +214,13 @@ class _Queue:
         self.longest = int(lengths[self.running].max(initial=0))
 
     def done(self) -> Iterator[tuple[int, Outputs]]:
-        """Yields the inputs that are done, and frees their places."""
-        for place in np.flatnonzero((self.places >= 0) & ~self.running):
-            yield int(self.places[place]), self.best.row(int(place))
-        self.places[~self.running] = -1
+        """Yields the inputs that are done, and frees their rows."""
+        for row in np.flatnonzero((self.in_row >= 0) & ~self.running):
+            yield int(self.in_row[row]), self.best.row(int(row))
+        self.in_row[~self.running] = -1
 
     def _read(self) -> None:
-        """Reads the next inputs of the queue, as many as the packed rows have room for."""
+        """Encodes the next inputs of the queue, as many as fit in the packed rows."""
         numbers = list(itertools.islice(self.queue, self.stream.places))
         length = self._length(numbers)
         rows, width = self.stream.packed_shape(length)
@@ -222,6 +231,7 @@ class _Queue:
         for row, number in enumerate(numbers):
             ids = self.inputs[number]
             positions = np.arange(len(ids))
+            # A source must not cross the end of a packed row.
             if end % width + len(ids) > width:
                 end = rounded_up(end, width)
             if end + len(ids) > rows * width:
@@ -235,11 +245,12 @@ class _Queue:
         self.new_inputs = hosts.run(Stream.begin, self.stream, *arguments)
 
     def _fit(self) -> None:
-        """Makes room for the sources in all places, and for the next token of the longest output.
+        """Makes room for the sources in all rows, and for the next token of the longest output.
 
-        The ring has at most four times as many slots as needed.
+        While the length of the sources is the same, a search shrinks only if it has at least four
+        times as many slots as its longest output has tokens.
         """
-        length = self._length(self.places[self.places >= 0].tolist())
+        length = self._length(self.in_row[self.in_row >= 0].tolist())
         slots = _first_slots(length, int(self.limits.max()))
         if self.search is None:
             self.search = hosts.run(Stream.empty, self.stream, self.params, length, slots)
@@ -258,15 +269,15 @@ class _Queue:
 
 
 def _first_slots(length: int, limit: int) -> int:
-    """Returns the slots of a search that begins, for sources of `length`.
+    """Returns the number of slots at the start of a search, for sources of `length`.
 
-    `limit` is the most tokens of any output.
+    `limit` is the maximum number of tokens of any output.
     """
     return min(length + _EXTRA_SLOTS, rounded_up(limit, _SOURCE_MULTIPLE))
 
 
 def _with_room(slots: int, tokens: int) -> int:
-    """Returns the slots, doubled until an output of so many tokens has room for the next one."""
+    """Returns `slots`, doubled until an output of `tokens` tokens has room for the next one."""
     while slots <= tokens:
         slots *= 2
     return slots

@@ -1,4 +1,4 @@
-"""The uses of a trained encoder-decoder: translating, and outputs beside references."""
+"""The uses of a trained encoder-decoder: translation, and outputs compared with references."""
 
 import abc
 import dataclasses
@@ -22,17 +22,17 @@ from transformer_jax.scores import predictions
 from transformer_jax.scores.predictions import Measure
 
 # --------------------------------------------------------------------------------------------------
-# Translating lines of text by beam search, long lines in parts.
+# Translating lines of text by beam search; long lines are split into parts.
 
 WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
 
-# Batches of lines that are held at a time and sorted by length together.
+# Number of batches of lines that are read ahead and sorted by length together.
 _SORTED_BATCHES = 32
 
 
 class Hypothesis(NamedTuple):
     text: str
-    # log-probability over the length penalty; for a line in parts, the sum over its parts
+    # log-probability divided by the length penalty; for a line in parts, the sum over its parts
     score: float
 
 
@@ -44,17 +44,19 @@ class Translator:
     tokenizers: Any  # source and target
     decode: Any  # config.decode
     mesh: Any  # config.mesh
-    source_length: int = 2**30  # most tokens of a source with its end, as in training
+    source_length: int = 2**30  # maximum length of a source in training, end token included
     encode: Callable[[list[str]], list[list[int]]] | None = None  # None: the tokenizer's
 
     @property
     def _room(self) -> int:
-        """The positions of a source, its end included, that leave room for the output."""
+        """The maximum length of a source, end token included, that leaves room for the output."""
+        # With decode.max_length the output's limit is fixed. Otherwise it is max_extra tokens more
+        # than the source's length, and must fit in the window, too.
         return self.model.window - (0 if self.decode.max_length else self.decode.max_extra)
 
     @property
     def max_source(self) -> int:
-        """The number of source tokens that can be translated at once."""
+        """The maximum length of a source that is translated at once, without special tokens."""
         frame = len(self.tokenizers.source.framed([]))
         return min(self._room, self.source_length) - frame
 
@@ -74,13 +76,13 @@ class Translator:
         return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
 
     def stream(self, params, n_best: int) -> Stream:
-        """Returns the beam search of `config.decode`; its inputs are source ids with their end.
+        """Returns the beam search of `config.decode`, on the devices of `params`.
 
-        It runs on the devices of `params`.
+        Its inputs are source ids with their end token.
         """
         target = self.tokenizers.target
-        marks = dict(first=_first(target), never=tuple(target.never))
-        search = BeamSearch.of(self.decode, target.eos_id, n_best, **marks)
+        constraints = dict(first=_first(target), never=tuple(target.never))
+        search = BeamSearch.of(self.decode, target.eos_id, n_best, **constraints)
         placement = Placement.of(params, self.mesh).decoding()
         places = placement.rows(self.decode.batch)
         return Stream(self.model, search, places, target.start_id, placement)
@@ -89,6 +91,7 @@ class Translator:
         stream = self.stream(params, n_best)
         params = self.model.for_decoding(params)
         with treatment:
+            # Sorting by length saves padding, and reading ahead only so far bounds the memory.
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
                 parts_of_lines = list(self._parts(chunk, treatment))
                 parts = list(itertools.chain.from_iterable(parts_of_lines))
@@ -97,9 +100,9 @@ class Translator:
                     yield _joined(list(itertools.islice(translations, len(parts_of_line))), n_best)
 
     def _parts(self, chunk, treatment: LongLines) -> Iterator[list[list[int]]]:
-        """Yields the ids of each numbered line in parts that are translated one by one.
+        """Yields, for each numbered line, the ids of the parts that are translated separately.
 
-        An empty line has no part, a long line several, and any other line one.
+        An empty line has no parts, a long line has several, and any other line has one.
         """
         encode = self.encode or self.tokenizers.source.encode
         for (number, line), ids in zip(chunk, encode([line for _, line in chunk])):
@@ -118,19 +121,20 @@ class Translator:
     def _translated(
         self, params, stream: Stream, parts: list[list[int]]
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yields (number of a part, its hypotheses) as they are done, the longest parts first."""
+        """Yields (index of a part, its hypotheses) as they are done, the longest parts first."""
         order = longest_first([len(ids) for ids in parts])
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
         target = self.tokenizers.target
-        for place, outputs in stream(params, inputs, limits):
+        for index, outputs in stream(params, inputs, limits):
+            # The special tokens that each output starts with are not part of the text.
             ids = [row[len(_first(target)) :] for row in outputs.tokens(target.eos_id)]
             texts = target.decode(ids)
-            yield order[place], list(map(Hypothesis, texts, map(float, outputs.scores)))
+            yield order[index], list(map(Hypothesis, texts, map(float, outputs.scores)))
 
 
 def check_lengths(model: Any, decode: Any) -> None:
-    """Raises UserError for lengths of config.decode that no position of the model has room for."""
+    """Raises UserError for lengths in config.decode that do not fit in the model's window."""
     if decode.max_length > model.window:
         raise UserError(
             f"config.decode.max_length={decode.max_length}: must be at most "
@@ -144,17 +148,20 @@ def check_lengths(model: Any, decode: Any) -> None:
 
 
 def most_tokens(decode: Any, length: int) -> int:
-    """Returns the most tokens of an output, for an input of `length`, both with their ends."""
+    """Returns the maximum length of an output, for an input of `length`.
+
+    Both lengths include the end token.
+    """
     return decode.max_length or length + decode.max_extra
 
 
 def _first(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that each whole text begins with."""
+    """Returns the special tokens in front of each text."""
     return tuple(tokenizer.framed([])[:-1])
 
 
 def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
-    """Returns the hypotheses of a line: the n-th joins the n-th hypotheses of its parts."""
+    """Returns the hypotheses of a line, the n-th of which joins the n-th ones of its parts."""
     if not parts:
         return [Hypothesis("", 0.0)] * n_best
     joined = []
@@ -171,7 +178,7 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
 class SequenceToSequenceUse(StatesUse):
     """The methods of a task whose model is of the kind SequenceToSequence.
 
-    Its tokenizer is a pair, of source and target.
+    The tokenizer of such a task is a pair with the attributes `source` and `target`.
     """
 
     @property
@@ -188,23 +195,25 @@ class SequenceToSequenceUse(StatesUse):
     ) -> Iterator[list[Hypothesis]]:
         """Yields the `n_best` translations of each line, in order. An empty line stays empty.
 
-        The beam search is that of `config.decode`; one beam is greedy search. More translations
-        than beams raise UserError. The number of lines in memory is bounded.
+        `config.decode` has the options of the beam search; a beam of 1 is greedy search. Lines are
+        read as they are needed, so `lines` may be a stream of any length.
 
-        `long` decides about a line that is longer than `config.model.max_length` allows. "split",
-        the default, translates its sentences one by one, and a longer sentence in parts that end at
-        a space; it joins their n-th translations and adds their scores. "truncate" cuts the
-        line, "skip" leaves its translation empty, "refuse" raises UserError. A warning at the end
-        names the numbers of these lines.
+        `long` decides what happens to a line that is longer than `config.model.max_length` allows.
+        "split", the default, translates it sentence by sentence, and a sentence that is still too
+        long in parts that end at a space; it joins their n-th translations and adds their scores.
+        "truncate" cuts the line, "skip" leaves its translation empty, and "refuse" raises
+        UserError. A warning at the end lists the numbers of these lines.
+
+        Raises UserError if `n_best` exceeds the number of beams.
         """
         return self.translator(params, arguments.as_texts(lines), n_best, long or "split")
 
     def translated_pairs(
         self, params, pairs: Iterable[tuple[str, str]], count: int | None = None
     ) -> tuple[list[str], list[str]]:
-        """Returns (translations, references) of the first `count` pairs; of all where it is None.
+        """Returns (translations, references) of the first `count` pairs, or of all if it is None.
 
-        The translation of a sentence that is too long is empty.
+        A sentence that is too long has an empty translation.
         """
         inputs, references = map(list, zip(*itertools.islice(pairs, count)))
         max_tokens = self.translator.max_source
@@ -219,9 +228,9 @@ class SequenceToSequenceUse(StatesUse):
         return [best[0].text for best in self.translate(params, tracked)], references
 
     def stream(self, params, n_best: int) -> Stream:
-        """Returns the beam search of `config.decode`; its inputs are source ids with their end.
+        """Returns the beam search of `config.decode`, on the devices of `params`.
 
-        It runs on the devices of `params`.
+        Its inputs are source ids with their end token.
         """
         return self.translator.stream(params, n_best)
 
@@ -238,13 +247,14 @@ class SequenceToSequenceUse(StatesUse):
         *,
         pieces: bool = False,
     ) -> Attended:
-        """Returns the attention weights between the words of a translation; with `pieces`, tokens.
+        """Returns the attention weights between the words of a translation.
 
-        `target` is by default the model's own translation. `kind` is "cross" (the translation
-        attends to the source), "decoder" (the translation attends to itself) or "encoder" (the
-        source attends to itself). End tokens are included. A query of the decoder is labelled with
-        the word it predicts, a key with the word it has read. Raises UserError for a text longer
-        than `config.model.max_length`.
+        With `pieces`, they are between its tokens. `target` is the model's own translation by
+        default. `kind` is "cross" (the translation attends to the source), "decoder" (the
+        translation attends to itself) or "encoder" (the source attends to itself). End tokens are
+        included. A query of the decoder is labeled with the word that it predicts, and a key with
+        the word that the decoder has read there. Raises UserError for a text longer than
+        `config.model.max_length`.
         """
         if target is None:
             target = ""
@@ -256,11 +266,11 @@ class SequenceToSequenceUse(StatesUse):
 
 
 # --------------------------------------------------------------------------------------------------
-# Outputs beside references: the scores of a run on a set, and the comparison of two runs.
+# Scoring the outputs of a run against references, and comparing two runs.
 
 
 class Answers(NamedTuple):
-    """The texts of a set and a run's outputs for them."""
+    """The sources and references of a data set, and a run's outputs."""
 
     sources: list[str]
     references: list[str]
@@ -268,19 +278,19 @@ class Answers(NamedTuple):
 
 
 class Answering(abc.ABC):
-    """A task whose outputs are scored text by text, so that two runs can be compared."""
+    """A task whose outputs are scored text by text, so that two runs can be compared in pairs."""
 
     @property
     @abc.abstractmethod
     def measures(self) -> Sequence[Measure]:
-        """The measures of the scores."""
+        """The measures by which outputs are scored."""
 
     @abc.abstractmethod
     def answers(self, params, split: str) -> Answers:
-        """Returns the outputs for a split. Raises UserError where the run has no such split."""
+        """Returns the outputs for a split. Raises UserError if the run has no such split."""
 
     def scored(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Returns all scores of the outputs."""
+        """Returns the scores of the outputs by all measures."""
         scores = {}
         for measure in self.measures:
             scores |= predictions.scores(measure, measure.statistics(outputs, references))
@@ -289,7 +299,7 @@ class Answering(abc.ABC):
     def intervals(
         self, outputs: Sequence[str], references: Sequence[str]
     ) -> dict[str, tuple[float, float]]:
-        """Returns the 95 % interval of each score, by the bootstrap."""
+        """Returns the 95% confidence interval of each score, by the bootstrap."""
         intervals = {}
         for measure in self.measures:
             intervals |= predictions.intervals(measure, measure.statistics(outputs, references))
@@ -297,9 +307,9 @@ class Answering(abc.ABC):
 
 
 def comparison(measures: Sequence[Measure], answers: Answers, others: Answers) -> dict[str, dict]:
-    """Returns the paired bootstrap of each score of two runs, see `predictions.comparison`.
+    """Compares each score of two runs by the paired bootstrap; see `predictions.comparison`.
 
-    Raises UserError where they answered other sources, or where the references differ.
+    Raises UserError if the sources or the references of the two runs differ.
     """
     for noun, first, second in (
         ("sources", answers.sources, others.sources),

@@ -1,6 +1,6 @@
-"""Figures as PNG files, learning curves, and progress on a terminal.
+"""Figures, which are saved as PNG files, and progress on a terminal.
 
-`pictures.attention`, `pictures.curves` and the other figures are functions of this package.
+The functions of this package, such as `pictures.attention` and `pictures.curves`, return figures.
 """
 
 from transformer_jax.pictures.attention_maps import (

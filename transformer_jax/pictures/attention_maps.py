@@ -1,4 +1,4 @@
-"""Figures of attention weights, with their words or tokens, and of masks."""
+"""Attention weights between words or tokens, and figures of them and of attention masks."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,11 +9,11 @@ from transformer_jax.config import UserError
 from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
 
 # --------------------------------------------------------------------------------------------------
-# Attention weights with their words or tokens.
+# Attention weights with the words or tokens of their queries and keys.
 
 
 class Attended(NamedTuple):
-    """Attention weights. Those of a query sum to 1 over the keys."""
+    """Attention weights, which sum to 1 over the keys, and the labels of queries and keys."""
 
     weights: np.ndarray  # (layers, H, Q, K) float32
     queries: list[str]
@@ -21,14 +21,14 @@ class Attended(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The labels of the queries or the keys, and the index of each token's label."""
+    """The labels of the queries or of the keys, and the index of the label of each token."""
 
     labels: list[str]
     numbers: list[int]
 
     @classmethod
     def of(cls, tokenizer, ids: list[int], pieces: bool) -> "Side":
-        """Returns the words of `ids`, or their tokens with `pieces`."""
+        """Returns the words of `ids` or, with `pieces`, the tokens."""
         if pieces:
             return cls(tokenizer.pieces(ids), list(range(len(ids))))
         return cls(*tokenizer.words(ids))
@@ -38,21 +38,21 @@ class Side(NamedTuple):
         return Side(self.labels + other.labels, self.numbers + shifted)
 
     def members(self) -> np.ndarray:
-        """Returns 1 where a token belongs to a label (tokens, labels) float32."""
+        """Returns 1 where a token belongs to a label, (tokens, labels) float32."""
         is_member = np.array(self.numbers)[:, None] == np.arange(len(self.labels))
         return is_member.astype(np.float32)
 
 
 def between(weights: np.ndarray, queries: Side, keys: Side) -> Attended:
-    """Returns the weights between words, from weights between tokens (..., Q, K).
+    """Converts weights between tokens (..., Q, K) to weights between words.
 
-    They are summed over the tokens of a key word and averaged over the tokens of a query word
-    (Clark et al. 2019, section 4.1).
+    The weights are summed over the tokens of an attended word, and averaged over the tokens of an
+    attending word (Clark et al. 2019, section 4.1). So they still sum to 1 over the keys.
     """
-    of_query = queries.members()
-    of_query = of_query / of_query.sum(axis=0)
-    by_words = np.einsum("qa,...qk,kb->...ab", of_query, weights, keys.members())
-    return Attended(by_words, queries.labels, keys.labels)
+    averaging = queries.members()
+    averaging = averaging / averaging.sum(axis=0)
+    word_weights = np.einsum("qa,...qk,kb->...ab", averaging, weights, keys.members())
+    return Attended(word_weights, queries.labels, keys.labels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -67,9 +67,9 @@ def attention(
 ) -> "Figure":
     """Returns a figure of attention weights.
 
-    By default it shows every layer and head as small maps. `layer` shows the heads of one layer
-    with the words, and `head` only one of them. Both count from 1. Raises UserError for a layer or
-    head that does not exist.
+    By default it shows small maps of all layers and heads. With `layer`, it shows the heads of one
+    layer, labeled with the words, and with `head` only one of them. Both count from 1. Raises
+    UserError for a layer or head that does not exist.
     """
     depth, num_heads = attended.weights.shape[:2]
     for name, number, count in (("layer", layer, depth), ("head", head, num_heads)):
@@ -88,7 +88,7 @@ def attention(
 
 
 def mean_attention(attended: Attended, title: str = "") -> "Figure":
-    """Returns a figure of the mean weights of all layers and heads."""
+    """Returns a figure of the weights, averaged over all layers and heads."""
     return _heat_maps([("", attended.weights.mean(axis=(0, 1)))], attended, title)
 
 
@@ -120,7 +120,7 @@ def _overview(attended: Attended, title: str) -> "Figure":
 def _heat_maps(
     panels: Sequence[tuple[str, np.ndarray]], attended: Attended, title: str
 ) -> "Figure":
-    """Returns a figure of named weights (Q, K) with the words on both axes, up to four a row."""
+    """Returns a figure of named weights (Q, K), up to four per row, with the words on both axes."""
     queries = attended.queries
     keys = attended.keys
     num_columns = min(len(panels), 4 if len(keys) <= 16 else 2)
@@ -159,25 +159,26 @@ def _label_keys(axes, keys: Sequence[str], fontsize: int) -> None:
 def attended_by(word: str, texts: Sequence[tuple[str, Attended]], title: str = "") -> "Figure":
     """Returns a figure of the weights from `word` in several texts, side by side.
 
-    A panel has a row for each head of each layer. Raises UserError if a text lacks the word or has
-    it twice.
+    A panel has a row for each head of each layer. Raises UserError unless each text has the word
+    exactly once.
     """
     depth, num_heads = texts[0][1].weights.shape[:2]
     widths = [len(attended.keys) for _, attended in texts]
     size = (1.6 + sum(0.42 * width + 0.3 for width in widths), 2 + 0.3 * depth * num_heads)
     figure = new_figure(size, title)
     grid = figure.subplots(1, len(texts), squeeze=False, width_ratios=widths)[0]
-    places = [place_of(word, attended.queries, text) for text, attended in texts]
+    indices = [place_of(word, attended.queries, text) for text, attended in texts]
     panels = [
-        attended.weights[:, :, place].reshape(-1, len(attended.keys))
-        for place, (_, attended) in zip(places, texts)
+        attended.weights[:, :, index].reshape(-1, len(attended.keys))
+        for index, (_, attended) in zip(indices, texts)
     ]
+    # All panels share one color scale, so that the weights of different texts can be compared.
     max_weight = max(weights.max() for weights in panels)
-    for axes, (text, attended), place, weights in zip(grid, texts, places, panels):
+    for axes, (text, attended), index, weights in zip(grid, texts, indices, panels):
         num_heads = attended.weights.shape[1]
         image = axes.imshow(weights, cmap=WEIGHT_COLOURS, vmin=0, vmax=max_weight, aspect="auto")
         _label_keys(axes, attended.keys, fontsize=10)
-        axes.get_xticklabels()[place].set_fontweight("bold")
+        axes.get_xticklabels()[index].set_fontweight("bold")
         rows = [
             f"layer {row // num_heads + 1}, head {row % num_heads + 1}"
             for row in range(len(weights))
@@ -198,15 +199,15 @@ def attended_by(word: str, texts: Sequence[tuple[str, Attended]], title: str = "
 
 
 def place_of(word: str, words: Sequence[str], text: str) -> int:
-    """Returns the index of the word among `words`. Case and punctuation do not matter.
+    """Returns the index of the word among `words`, ignoring case and punctuation.
 
-    Raises UserError if the word occurs never or several times. The message names `text`.
+    Raises UserError, which mentions `text`, unless the word occurs exactly once.
     """
-    places = [place for place, other in enumerate(words) if _bare(other) == _bare(word)]
-    if len(places) != 1:
-        count = "twice or more" if places else "not"
+    found = [index for index, other in enumerate(words) if _bare(other) == _bare(word)]
+    if len(found) != 1:
+        count = "twice or more" if found else "not"
         raise UserError(f"{word!r} is {count} among the words of {text!r}: {' '.join(words)}")
-    return places[0]
+    return found[0]
 
 
 def _bare(word: str) -> str:
@@ -214,7 +215,7 @@ def _bare(word: str) -> str:
 
 
 def masks(visible: Mapping[str, np.ndarray], title: str = "") -> "Figure":
-    """Returns a figure of masks: dark where a query sees a key. `visible` are bool (Q, K)."""
+    """Returns a figure of attention masks, bool (Q, K): dark where a query sees a key."""
     figure = new_figure((1 + 2.9 * len(visible), 3.6), title)
     panels = figure.subplots(1, len(visible), squeeze=False)[0]
     for axes, (name, mask) in zip(panels, visible.items()):

@@ -1,4 +1,4 @@
-"""The frame that all figures share, and their PNG files."""
+"""What all figures share: creation, titles, and saving as PNG files."""
 
 import pathlib
 import textwrap
@@ -13,7 +13,7 @@ WEIGHT_COLOURS = "Blues"  # of attention weights and shares; zero is white
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:
-    """Writes the figure to a PNG file, in whole or not at all.
+    """Writes the figure to a PNG file, which appears as a whole or not at all.
 
     Raises UserError if the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Figures of images, of noised texts, and of a protein's contacts."""
+"""Figures of images, of corrupted texts, and of protein contacts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 
 # --------------------------------------------------------------------------------------------------
-# Figures of images in rows, and of shares of their patches over them.
+# Figures of images in rows, and of weights of their patches as overlays.
 
 _SIDE = 1.3  # inches of an image
 _SHARE_COLOURS = "inferno"
@@ -24,16 +24,16 @@ def images(
 ) -> "Figure":
     """Returns a figure with a row of images for each name, uint8 (N, H, W, C) with C = 1 or 3.
 
-    `names` stand above the columns.
+    `names` are written above the columns.
     """
     columns = max(map(len, rows.values()))
     figure = new_figure((1.2 + _SIDE * columns, 0.6 + (_SIDE + 0.1) * len(rows)), title)
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[], frame_on=False)
-    for of_row, (name, pictures) in zip(grid, rows.items()):
-        of_row[0].set_ylabel(verbatim(name), fontsize=9)
-        for axes, picture in zip(of_row, pictures):
+    for row_axes, (name, pictures) in zip(grid, rows.items()):
+        row_axes[0].set_ylabel(verbatim(name), fontsize=9)
+        for axes, picture in zip(row_axes, pictures):
             _show(axes, picture)
     for axes, name in zip(grid[0], names or ()):
         axes.set_title(verbatim(name), fontsize=9)
@@ -43,16 +43,17 @@ def images(
 def shares(
     pictures: np.ndarray, maps: np.ndarray, title: str = "", names: Sequence[str] | None = None
 ) -> "Figure":
-    """Returns a figure of images (N, H, W, C), and below each the shares of its patches (N, G, G).
+    """Returns a figure of images (N, H, W, C), and below them the weights of their G x G patches.
 
-    The shares are colours over the image, from the smallest to the largest of each image.
+    The weights (N, G, G) are drawn as colors over the image; the colors span the range of each
+    image.
     """
     figure = images({"image": pictures, "attention": pictures}, title, names)
-    for axes, picture, of_patches in zip(figure.axes[len(pictures) :], pictures, maps):
+    for axes, picture, weights in zip(figure.axes[len(pictures) :], pictures, maps):
         height, width, _ = picture.shape
         extent = (-0.5, width - 0.5, height - 0.5, -0.5)
         options = dict(cmap=_SHARE_COLOURS, alpha=0.6, interpolation="bilinear")
-        axes.imshow(of_patches, extent=extent, **options)
+        axes.imshow(weights, extent=extent, **options)
     return figure
 
 
@@ -64,24 +65,24 @@ def _show(axes, picture: np.ndarray) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The figure of noised texts.
+# A figure of corrupted texts, as used in denoising objectives.
 
 _LINE = 96  # characters
 _INCHES = 0.083  # width of a character
-_COLOURS = "rainbow"  # from the first piece of a text to the last
-_OF_NOISE = "lightgrey"  # of masks and sentinels
+_COLORS = "rainbow"  # from the first token of a text to the last
+_NOISE_COLOR = "lightgrey"  # of masks and sentinels
 
 Pieces = Sequence[tuple[str, int | None]]
 
 
 def noised(texts: Mapping[str, Pieces], title: str = "") -> "Figure":
-    """Returns a figure of texts by name, each a list of (piece, place in the text as it was).
+    """Returns a figure of named texts, each a list of (token, index in the original text or None).
 
-    The colour of a piece is that of its place. Pieces without a place, such as masks, are grey.
+    The color of a token shows its index. Tokens without an index, such as masks, are gray.
     """
     from matplotlib import colormaps
 
-    last = max((place for pieces in texts.values() for _, place in pieces if place), default=1)
+    last = max((index for pieces in texts.values() for _, index in pieces if index), default=1)
     margin = max(map(len, texts)) + 2
     lines = [
         ("" if number else name, line)
@@ -96,16 +97,17 @@ def noised(texts: Mapping[str, Pieces], title: str = "") -> "Figure":
     for number, (name, pieces) in enumerate(lines):
         axes.text(-margin, number, verbatim(name), **style)
         column = 0
-        for piece, place in pieces:
-            colour = _OF_NOISE if place is None else colormaps[_COLOURS](0.15 + 0.7 * place / last)
-            box = dict(boxstyle="square,pad=0.15", facecolor=colour, edgecolor="none", alpha=0.6)
+        for piece, index in pieces:
+            is_noise = index is None
+            color = _NOISE_COLOR if is_noise else colormaps[_COLORS](0.15 + 0.7 * index / last)
+            box = dict(boxstyle="square,pad=0.15", facecolor=color, edgecolor="none", alpha=0.6)
             axes.text(column, number, verbatim(piece), bbox=box, **style)
             column += len(piece) + 0.8
     return figure
 
 
 def _lines(pieces: Pieces) -> list[Pieces]:
-    """Returns the pieces in lines."""
+    """Returns the tokens, broken into lines."""
     lines, width = [[]], 0
     for piece in pieces:
         width += len(piece[0]) + 0.8
@@ -117,7 +119,7 @@ def _lines(pieces: Pieces) -> list[Pieces]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The figure of a protein's contacts.
+# A figure of protein contacts.
 
 
 def contact_maps(
@@ -125,9 +127,9 @@ def contact_maps(
     touch: Int[np.ndarray, "N N"] | None = None,
     title: str = "",
 ) -> "Figure":
-    """Returns a figure of the probabilities that residues touch, beside the truth if it is known.
+    """Returns a figure of contact probabilities, beside the true contacts if they are known.
 
-    `touch` is 1 where two residues touch. Residues count from 1.
+    `touch` is 1 for pairs of residues in contact. Residues count from 1.
     """
     panels = {"predicted": probabilities} | ({} if touch is None else {"true": touch})
     figure = new_figure((0.8 + 4.2 * len(panels), 4.6), title)

@@ -1,4 +1,4 @@
-"""Figures of metrics over a run, of costs, of numbers by name, and of confusions."""
+"""Figures of learning curves, of growing costs, of named numbers, and of confusion matrices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,9 +12,10 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 
 # --------------------------------------------------------------------------------------------------
-# Figures of metrics over a run, and of costs that grow.
+# Figures of learning curves, and of growing costs.
 
-# Panels by the last part of a metric's name. Every run has the first, evaluations the second.
+# {title of a panel: last parts of the names of its metrics}. _PANELS are drawn for every run, and
+# _SCORES if the run has been evaluated by such a score.
 _PANELS = {
     "loss": ("loss", "nll", "nsp_loss", "lm_loss"),
     "accuracy": ("accuracy", "nsp_accuracy"),
@@ -39,11 +40,11 @@ def curves(
 ) -> "Figure":
     """Returns a figure of the learning curves of runs.
 
-    `runs` has the lines of metrics.jsonl by the name of the run. `panels` has metrics by the title
-    of the panel; a metric may be the last part of a name. By default there are panels for losses,
-    accuracies, the learning rate, norms and every evaluated score. `against` is "step" or a count
-    in the lines, such as "train/tokens_total". Each of several runs has a colour, and its training
-    metrics are dotted.
+    `runs` maps the name of a run to the lines of its metrics.jsonl. `panels` maps the title of a
+    panel to metrics, which may be given by the last part of their names. By default there are
+    panels for losses, accuracies, the learning rate, norms and all evaluated scores. `against` is
+    "step" or a count in the lines, such as "train/tokens_total". If there are several runs, each
+    has a color, and its training metrics are dotted.
     """
     panels = panels or _PANELS | _score_panels(runs.values())
     num_rows = -(-len(panels) // 2)
@@ -66,6 +67,7 @@ def curves(
                     marker="." if len(x) < 50 else None,
                     **style,
                 )
+        # Norms and perplexities may change by orders of magnitude.
         is_wide = panel == "norms" or panel == "perplexity" and _spans_decade(axes)
         scale = "log" if axes.lines and is_wide else "linear"
         axes.set(title=panel, xlabel=against, yscale=scale)
@@ -76,7 +78,7 @@ def curves(
 
 
 def _names(lines: Sequence[dict], endings: Sequence[str]) -> list[str]:
-    """Returns the sorted names in the lines that match `endings` in whole or by their last part."""
+    """Returns the sorted names in the lines that match `endings`, or whose last part does."""
     names = {name for line in lines for name in line}
     return sorted(name for name in names if name in endings or name.rpartition("/")[2] in endings)
 
@@ -90,7 +92,7 @@ def _spans_decade(axes) -> bool:
 
 
 def _score_panels(runs: Iterable[Sequence[dict]]) -> dict[str, tuple[str, ...]]:
-    """Returns panels for all evaluated scores. A score outside _SCORES has its own panel."""
+    """Returns panels for all evaluated scores; a score that is not in _SCORES has its own panel."""
     names = {name for lines in runs for line in lines for name in line}
     not_scores = ("step", "train/", "seconds/")
     endings = {name.rpartition("/")[2] for name in names if not name.startswith(not_scores)}
@@ -102,7 +104,7 @@ def _score_panels(runs: Iterable[Sequence[dict]]) -> dict[str, tuple[str, ...]]:
 def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the x and y values of a metric.
 
-    Only the lines of training have the count `against`. It is interpolated at other steps.
+    Only the lines of training metrics have the count `against`; for other lines it is interpolated.
     """
     points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
     steps, values = np.array(points or [(np.nan, np.nan)], float).T
@@ -115,10 +117,10 @@ def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray,
 
 
 def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "") -> "Figure":
-    """Returns a figure of growing costs, with a panel for each quantity.
+    """Returns a figure of costs that grow with quantities, with a panel for each quantity.
 
-    `measured` has rows of quantity, measured cost and predicted cost (N, 3) by the quantity's name.
-    Both axes are logarithmic, so that a slope is an exponent.
+    `measured` maps the name of a quantity to rows (N, 3) of its value, the measured cost and the
+    predicted cost. Both axes are logarithmic, so that a slope is an exponent.
     """
     figure = new_figure((3.6 * len(measured), 3.6), title)
     panels = figure.subplots(1, len(measured), sharey=True, squeeze=False)[0]
@@ -136,7 +138,7 @@ def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "")
 
 
 # --------------------------------------------------------------------------------------------------
-# A figure of numbers by name.
+# A bar chart of named numbers.
 
 
 def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
@@ -144,24 +146,24 @@ def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
     figure = new_figure((8, 1.4 + 0.3 * len(values)), title)
     axes = figure.subplots()
     names = [verbatim(name) for name, _ in values]
-    places = range(len(values))
-    drawn = axes.barh(places, [number for _, number in values])
+    ticks = range(len(values))
+    drawn = axes.barh(ticks, [number for _, number in values])
     axes.bar_label(drawn, fmt="%.2f", padding=3)
-    axes.set(xlabel=label, xlim=(0, 1.1), yticks=places, yticklabels=names)
+    axes.set(xlabel=label, xlim=(0, 1.1), yticks=ticks, yticklabels=names)
     axes.invert_yaxis()
     return figure
 
 
 # --------------------------------------------------------------------------------------------------
-# The figure of a confusion matrix.
+# Confusion matrices.
 
-_MAX_WITH_COUNTS = 20  # labels
+_MAX_WITH_COUNTS = 20  # labels; with more, the counts would not be legible
 
 
 def confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str = "") -> "Figure":
     """Returns a figure of how often each label (row) was predicted as each label (column).
 
-    Colours are shares of a row. Cells show their counts if there are at most 20 labels.
+    Colors are shares of a row. The counts are written in the cells if there are at most 20 labels.
     """
     counts = np.asarray(counts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -176,7 +178,7 @@ def confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     axes.set(xlabel="predicted label", ylabel="true label")
     if len(labels) <= _MAX_WITH_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
-            colour = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=9)
     figure.colorbar(image, ax=axes, label="share of the label's examples")
     return figure

@@ -1,4 +1,4 @@
-"""Figures of the vectors of positions, and of a word's neighbours."""
+"""Figures of position vectors, and of the contextual neighbors of a word."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 
 # --------------------------------------------------------------------------------------------------
-# Figures of the vectors of positions.
+# Figures of position vectors.
 
 
 def positions(vectors: np.ndarray, title: str) -> "Figure":
-    """Returns a figure of vectors of positions (L, M).
+    """Returns a figure of position vectors (L, M).
 
-    It shows the vectors, all their dot products, and the dot products by distance.
+    It shows the vectors, their dot products, and the dot products by distance.
     """
     figure = new_figure((14, 4.4), title)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
@@ -45,10 +45,10 @@ def positions(vectors: np.ndarray, title: str) -> "Figure":
 
 
 def similarity(vectors: np.ndarray, title: str) -> "Figure":
-    """Returns a figure of learned vectors of positions (L, M).
+    """Returns a figure of learned position vectors (L, M).
 
-    It shows the cosines of all pairs (Wang & Chen 2020, figure 1) and the cosines by distance. The
-    last panel is the share of the variance in the first principal components.
+    It shows the cosine similarities of all pairs (Wang & Chen 2020, figure 1), the cosine
+    similarities by distance, and the share of the variance in the first principal components.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(norms, 1e-12)
@@ -97,12 +97,12 @@ def neighbours(
     accuracies: tuple[np.ndarray, float] | None,
     title: str,
 ) -> "Figure":
-    """Returns a figure of the nearest occurrences of a word.
+    """Returns a figure of the nearest neighbors of the occurrences of a word.
 
-    `pairs` are (text, nearest text, cosine), `static` the neighbours by embedding with their
-    cosines, or empty. `accuracies` is the share of occurrences whose nearest one has the same
-    sense, in each layer (layers + 1,), and that of a random choice; None where the senses are not
-    known.
+    `pairs` are (text, text of the nearest neighbor, cosine). `static` has the neighbors by
+    embedding with their cosines, or is empty. `accuracies` is the share of occurrences whose
+    nearest neighbor has the same sense, for each layer (layers + 1,), together with the chance
+    level; it is None if the senses are not known.
     """
     figure = new_figure((14, 1.4 + 0.36 * min(len(pairs), _MAX_ROWS)), title)
     has_senses = accuracies is not None

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, otherwise plain lines at intervals."""
+"""Progress of long operations on stderr: a bar on a terminal, otherwise lines at intervals."""
 
 import contextlib
 import sys
@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-# a notebook file keeps its output, so it gets plain lines
+# A notebook file stores its output, so it gets plain lines instead of a bar.
 _is_notebook = "ipykernel" in sys.modules
 _plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else {}
 console = Console(stderr=True, highlight=False, soft_wrap=True, **_plain)
 
-_MARK_SECONDS = 60.0  # between the marks that the pace is measured by
-_DRAW_SECONDS = 0.1  # between updates of a bar, which may cost more than a unit
+_PACE_SECONDS = 60.0  # between the points in time from which the pace is measured
+_DRAW_SECONDS = 0.1  # between updates of a bar, because one may take longer than a unit of work
 
 
 _printed = time.monotonic()  # when a line was last printed
-_doing = ["starting"]  # what the program does, the most particular last
+_doing = ["starting"]  # stack of descriptions of what the program is doing
 
 
 def say(text: str) -> None:
@@ -41,15 +41,16 @@ def doing(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_silent(seconds: float = 60.0) -> Iterator[None]:
-    """In the context, says what the program is doing whenever no line was printed for `seconds`.
+    """In the context, says what the program is doing whenever nothing was printed for `seconds`.
 
-    A compilation or a busy machine may take minutes, in which a run would seem to hang.
+    Otherwise a run would seem to hang during a compilation, or on a busy machine, which may take
+    minutes.
     """
     ended = threading.Event()
 
     def watch():
         while not ended.wait(max(_printed + seconds - time.monotonic(), 0.0)):
-            # A line may have been printed while this thread waited.
+            # A line may have been printed while this thread was waiting.
             if time.monotonic() - _printed >= seconds:
                 say(f"still {_doing[-1]}")
 
@@ -63,9 +64,9 @@ def never_silent(seconds: float = 60.0) -> Iterator[None]:
 
 
 class Bar:
-    """A context manager for a bar of `total` units, which `advance` moves.
+    """A context manager for a progress bar of `total` units, which `advance` moves.
 
-    Without a terminal it prints a line every `seconds`.
+    If stderr is not a terminal, it prints a line every `seconds` instead.
     """
 
     def __init__(self, title: str, total: int | None, start: int = 0, seconds: float = 15.0):
@@ -73,8 +74,8 @@ class Bar:
         self.total = total
         self.done = start
         self.seconds = seconds
-        # (units, time) of the last two marks; the pace is measured since the first of them
-        self.marks = []
+        # The last two points (units, time) in time; the pace is measured since the first of them.
+        self.points = []
         self.printed = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
@@ -102,9 +103,9 @@ class Bar:
     def advance(self, units: int = 1, note: str = "") -> None:
         self.done += units
         now = time.monotonic()
-        # the first mark stands after the first units, which may include set-up
-        if not self.marks or now - self.marks[-1][1] > _MARK_SECONDS:
-            self.marks = [*self.marks[-1:], (self.done, now)]
+        # The first point is after the first units, because these may include set-up.
+        if not self.points or now - self.points[-1][1] > _PACE_SECONDS:
+            self.points = [*self.points[-1:], (self.done, now)]
         if self.rich and (note or now - self.printed > _DRAW_SECONDS):
             self.printed = now
             self.rich.update(self.task, completed=self.done, **({"note": note} if note else {}))
@@ -116,18 +117,18 @@ class Bar:
     def left(self) -> str:
         """Returns the remaining time as h:mm:ss, at the pace of the last one or two minutes.
 
-        Earlier units do not count, because the cost of a unit may change.
+        Earlier units are ignored, because the cost of a unit may change.
         """
-        if not self.marks or self.done == self.marks[0][0]:
+        if not self.points or self.done == self.points[0][0]:
             return "?"
-        marked_units, marked_time = self.marks[0]
-        pace = (time.monotonic() - marked_time) / (self.done - marked_units)
+        first_units, first_time = self.points[0]
+        pace = (time.monotonic() - first_time) / (self.done - first_units)
         seconds = int(pace * max((self.total or 0) - self.done, 0))
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def track(items: Iterable, title: str, total: int | None = None) -> Iterator:
-    """Yields the items and advances a bar for each."""
+    """Yields the items, and advances a bar for each of them."""
     with Bar(title, total) as bar:
         for item in items:
             yield item

@@ -1,1 +1,1 @@
-"""Dry runs, rooflines and costs, without the devices."""
+"""Dry runs, roofline estimates and costs of training runs, without the devices."""

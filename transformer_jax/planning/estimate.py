@@ -1,4 +1,4 @@
-"""The parameters, the operations, the memory and the least time of a training, from its shapes."""
+"""Estimates of a training run from its shapes: parameters, FLOPs, memory and time."""
 
 import copy
 import dataclasses
@@ -19,14 +19,14 @@ from transformer_jax.planning import hlo, topology
 from transformer_jax.training import state
 
 # --------------------------------------------------------------------------------------------------
-# Parameters and operations of a config, by shapes and formulas. No arrays and no data.
+# Parameters and FLOPs of a config, from shapes and formulas, without arrays or data.
 
 
 def parameters(task) -> dict[str, int]:
     """Returns the number of parameters, without rows that only pad a vocabulary.
 
-    For a model with pre-training heads, the heads and the encoder are also counted separately; so
-    are the trained parameters where others are frozen.
+    For a model with pre-training heads, the heads and the encoder are also counted separately. If
+    some parameters are frozen, the trained ones are counted, too.
     """
     params = state.abstract_params(task)
     model = task.model
@@ -41,18 +41,19 @@ def parameters(task) -> dict[str, int]:
 
 
 def training(task) -> tuple[float, int]:
-    """Returns the FLOPs and the target positions, with padding, of the whole run.
+    """Returns the FLOPs and the number of target positions, padding included, of the whole run.
 
-    The FLOPs are those of forward and backward passes over the rows of each phase, as in
-    metrics.jsonl. For fine-tuning they are an upper bound: rows count at full length.
+    The FLOPs are those of the forward and backward passes over the rows of all phases, counted as
+    in metrics.jsonl. For fine-tuning they are an upper bound, because each row is counted at full
+    length.
     """
     train = task.config.train
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
-    steps_of_phases = task.phase_steps
-    if steps_of_phases is None:
+    phase_steps = task.phase_steps
+    if phase_steps is None:
         rows = [growing.rows_before(train.num_steps)]
     else:
-        rows = [train.batch * steps for steps in steps_of_phases]
+        rows = [train.batch * steps for steps in phase_steps]
     flops = sum(task.flops(shape) * count for shape, count in enumerate(rows))
     positions = sum(task.positions(shape) * count for shape, count in enumerate(rows))
     return flops, positions
@@ -63,7 +64,9 @@ def _size(tree) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# FLOPs of a function as JAX traces it. Formulas of FLOPs must agree with it.
+# FLOPs of a function, counted in its jaxpr. The formulas of FLOPs are tested against this count.
+#
+# XLA's cost analysis does not serve here: it counts the body of a scan once.
 
 
 def flops(function, *arguments) -> float:
@@ -71,10 +74,10 @@ def flops(function, *arguments) -> float:
 
     A multiply-add counts as two. The arguments may be shapes. A scan counts each iteration.
     """
-    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _of_jaxpr(jaxpr) -> float:
+def _jaxpr_flops(jaxpr) -> float:
     total = 0.0
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -90,20 +93,20 @@ def _of_jaxpr(jaxpr) -> float:
             total += 2 * math.prod(output) * math.prod(kernel) / features
         iterations = equation.params.get("length", 1) if name == "scan" else 1
         inner = jax.extend.core.jaxprs_in_params(equation.params)
-        total += iterations * sum(map(_of_jaxpr, inner))
+        total += iterations * sum(map(_jaxpr_flops, inner))
     return total
 
 
 # --------------------------------------------------------------------------------------------------
-# The arrays of a training step: parameters, optimizer state and batch, with their shards.
+# The arrays of a training step: parameters, optimizer state and batch, with their shardings.
 
 _HEADER = ("", "shape", "sharding", "MB a device")
 
 
 def bytes_per_device(tree) -> int:
-    """Returns the bytes on a device of a tree of sharded ShapeDtypeStructs.
+    """Returns the bytes per device of a tree of ShapeDtypeStructs with shardings.
 
-    They include the padding of a TPU's tiles.
+    On a TPU they include the padding of tiles.
     """
     return sum(
         _elements(leaf.sharding)(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -116,10 +119,10 @@ def _elements(sharding):
 
 
 def _tiled(shape: tuple[int, ...]) -> int:
-    """Returns the elements that an array of 4-byte numbers takes on a TPU.
+    """Returns the number of elements, padding included, of an array of 4-byte numbers on a TPU.
 
-    The two innermost axes fill tiles of 8 x 128, or of fewer rows where the array has fewer. The
-    compiler chooses the innermost axes that waste the least.
+    The two innermost axes are padded to tiles of 8 x 128, or of fewer rows if the array has fewer.
+    The compiler chooses the order of axes that wastes the least.
     """
     if len(shape) < 2:
         return _rounded_up(math.prod(shape), 128)
@@ -139,8 +142,8 @@ def _rounded_up(size: int, multiple: int) -> int:
 def table(program) -> list[str]:
     """Returns the lines of a table of all parameters, optimizer arrays and batch arrays.
 
-    Each line has the shape, the mesh axes of each dimension and the bytes on a device. An array of
-    the optimizer has its kind, such as mu or nu, and the name of its parameter.
+    Each line has the shape, the mesh axes of each dimension and the size on a device. An array of
+    the optimizer is named by its kind, such as mu or nu, and its parameter.
     """
     parts = {
         "parameter": program.state.params,
@@ -180,7 +183,7 @@ def _rows(part: str, tree):
 
 
 def _name(path) -> str:
-    """Returns the words of a path, without optax's wrappers and the labels that they give."""
+    """Returns the name of a leaf, without optax's wrappers and the labels that they add."""
     wrappers = ("inner_state", "inner_states")
     fields = [getattr(key, "name", None) for key in path]
     words = [
@@ -194,22 +197,25 @@ def _name(path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Limits of an update's time: operations, memory traffic and network traffic at peak rates.
+# Roofline model: lower bounds of an update's time from compute, memory and network at peak rates.
 
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of an update by each of three limits. The largest binds if it hides the other two.
+    """The time of an update according to each of three limits, in seconds.
 
-    compute_s is a lower bound: the matrix products at the peak rate, with those of the layers that
-    full rematerialisation repeats. Products that the policy "dots" repeats are not counted.
+    The largest of them is a bound for the update if the others can overlap with it.
 
-    memory_s is an estimate. The state is read and written once. In every microbatch, the other
-    arrays that are live at the peak are written once and read once. The forward and the backward
-    pass read the gathered weights. Activations that live within a layer are not counted.
+    compute_s is a lower bound: the matrix products at the peak rate, including those that full
+    rematerialization repeats. Products that the policy "dots" repeats are not counted.
 
-    network_s is a lower bound: the least that every collective sends, over all links of a chip.
-    GPUs send within a host over NVLink, and to other hosts over the network; both at once.
+    memory_s is an estimate. It assumes that the state is read and written once, that in every
+    microbatch the other arrays that are live at the peak are written and read once, and that the
+    forward and backward passes read the gathered weights. Activations that live within a layer are
+    not counted.
+
+    network_s is a lower bound: the least that every collective must send, over all links of a chip.
+    GPUs use NVLink within a host and the network between hosts, both at the same time.
     """
 
     compute_s: float
@@ -228,8 +234,9 @@ class Roofline:
 def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
     """Returns the seconds that an update's matrix products take at the peak rate.
 
-    They include the products that full rematerialisation repeats.
+    They include the products that full rematerialization repeats.
     """
+    # Full rematerialization repeats the forward pass, a third of forward and backward together.
     repeated = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
     return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices
 
@@ -237,8 +244,9 @@ def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
 def weight_bytes_read(config, program, parameters: int) -> float:
     """Returns the bytes of weights that a device's matrix products read in a microbatch.
 
-    `parameters` are the bytes of parameters on a device. The weights are split over the tensor axis
-    alone and have the dtype of computation.
+    `parameters` is the size of the parameters on a device. When they are used, the weights have
+    been gathered over fsdp, so that only the tensor axis splits them, and cast to the compute
+    dtype.
     """
     passes = 3 if config.model.get("remat") == "full" else 2
     width = 1 if config.model.get("dtype") == "float32" else 0.5
@@ -246,9 +254,9 @@ def weight_bytes_read(config, program, parameters: int) -> float:
 
 
 def _layers_flops(task) -> float:
-    """Returns `task.flops` without the output projection, which no rematerialisation repeats.
+    """Returns `task.flops` without the output projection, which no rematerialization repeats.
 
-    The size of the vocabulary enters the FLOPs through this projection only.
+    Only this projection depends on the size of the vocabulary, so it vanishes at size 0.
     """
     if not task.model.vocab_size:
         return task.flops(0)
@@ -258,25 +266,26 @@ def _layers_flops(task) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# The memory and the lower bound of the time of a training step, from its compiled program.
+# Memory and a lower bound of the time of a training step, from its compiled program.
 
-# The least optimization of the TPU compiler takes a quarter to a third of the time. It partitions
-# alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB
-# instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no dropout, it was 9.86 GB instead
-# of 9.82. The value is XLA's EFFORT_O0, which jax 0.10 takes as a number alone. The older option
-# exec_time_optimization_effort=-1 has the same effect there, but jax 0.11 does not know it.
+# At the lowest optimization level, the TPU compiler needs a quarter to a third of the time, and
+# partitions the program in the same way: the collectives of GPT-3 175B on v5p:4x4x4 have the same
+# bytes. The peak there was 57.1 GB instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no
+# dropout, it was 9.86 GB instead of 9.82. The value is XLA's EFFORT_O0, which jax 0.10 accepts only
+# as a number. The older option exec_time_optimization_effort=-1 has the same effect there, but jax
+# 0.11 does not know it.
 _LEAST_EFFORT = {"optimization_level": 9}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One update of a program on its mesh. Bytes are per device."""
+    """The estimate of one update of a program on its mesh. Bytes are per device."""
 
     chip: hardware.Chip | None
     devices: int
     flops: float  # of all devices, by formula
-    # bytes of the arguments by purpose, from shapes and shardings
+    # {purpose: bytes of the arguments}, from shapes and shardings
     consumers: dict[str, int]
     arguments: int
     outputs: int | None  # None: the compiler refused the program
@@ -296,7 +305,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """The upper bound of the MFU: the model's FLOPs as a share of the peak rate."""
+        """An upper bound of the MFU: the model's FLOPs as a share of the peak rate."""
         return self.roofline and self.flops / (
             self.devices * self.chip.flops * self.roofline.step_s
         )
@@ -316,9 +325,9 @@ def arguments(program) -> dict[str, int]:
 
 
 def estimate(config, task, program) -> Estimate:
-    """Compiles the training step of `program` and returns its measured memory and collectives.
+    """Compiles the training step of `program` and reads its memory and collectives.
 
-    A program that does not fit gives an estimate with `refused` set.
+    If the compiler refuses a program because it does not fit, the estimate has `refused` set.
     """
     device = program.mesh.devices.flat[0]
     known = dict(
@@ -327,15 +336,15 @@ def estimate(config, task, program) -> Estimate:
         flops=task.flops(0) * config.train.batch,
         consumers=arguments(program),
     )
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         with lowering(program.mesh):
             lowered = program.train_step.lower(program.state, program.batch)
         compiled = compile_lowered(lowered, device.platform)
     except jax.errors.JaxRuntimeError as error:
         check_refusal(error)
-        return _refused(known, str(error), time.monotonic() - began)
-    seconds = time.monotonic() - began
+        return _refused(known, str(error), time.monotonic() - started)
+    seconds = time.monotonic() - started
     memory = compiled.memory_analysis()
     in_host = devices_of_host(program.mesh)
     collectives = hlo.collectives(_text(compiled), program.mesh.size, in_host)
@@ -356,11 +365,11 @@ def estimate(config, task, program) -> Estimate:
 
 
 def chip_of(device) -> hardware.Chip | None:
-    """Returns the chip of a device, with the memory that JAX takes; None if it is unknown."""
+    """Returns the chip of a device, with the memory that JAX may use; None if it is unknown."""
     chip = hardware.of(device.device_kind)
     if chip is None or device.platform != "gpu":
         return chip
-    # JAX takes three quarters of the memory, or the share XLA_PYTHON_CLIENT_MEM_FRACTION.
+    # JAX allocates three quarters of a GPU's memory, or XLA_PYTHON_CLIENT_MEM_FRACTION of it.
     taken = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75)) * chip.memory
     try:
         taken = (device.memory_stats() or {}).get("bytes_limit", taken)
@@ -372,7 +381,8 @@ def chip_of(device) -> hardware.Chip | None:
 def live_bytes(memory, platform: str) -> int:
     """Returns the bytes that are live at once."""
     if platform == "tpu":
-        # smaller than the sum below: temp_size adds up temporaries that follow each other
+        # Smaller than the sum below, because temp_size also adds up temporaries that are not live
+        # at the same time.
         return memory.peak_memory_in_bytes
     return (
         memory.argument_size_in_bytes
@@ -414,14 +424,14 @@ def _roofline(
 
 
 def _seconds(collective: hlo.Collective, chip: hardware.Chip) -> float:
-    """Returns the least time of a collective. Its parts in a host and between hosts may overlap."""
+    """Returns the least time of a collective, whose parts within and between hosts may overlap."""
     within = collective.moved / chip.link_bandwidth
     between = collective.moved_between_hosts
     return max(within, between / chip.network_bandwidth) if between else within
 
 
 def devices_of_host(mesh: jax.sharding.Mesh) -> int | None:
-    """Returns the GPUs of a host; None for other devices, whose links do not end at a host."""
+    """Returns the number of GPUs of a host; None for TPUs, whose links connect hosts, too."""
     devices = mesh.devices.flatten().tolist()
     if devices[0].platform != "gpu":
         return None
@@ -440,28 +450,28 @@ def _text(compiled) -> str:
 def lowering(mesh: jax.sharding.Mesh):
     """Returns the context in which programs for the devices of `mesh` are lowered.
 
-    From jax 0.11 on, Pallas writes a kernel for the GPU that is JAX's default device. Without the
-    context that is a device of this machine, perhaps a CPU. An abstract mesh in use would do for
-    the kinds of GPU that Pallas knows by name, and an A10G is none of them.
+    From jax 0.11 on, Pallas generates kernels for JAX's default device. Without the context, this
+    would be a device of this machine, perhaps a CPU. The alternative, an abstract mesh, only works
+    for the kinds of GPU that Pallas knows by name, and an A10G is not one of them.
     """
     return jax.default_device(mesh.devices.flat[0])
 
 
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
-    """Compiles a program, for a TPU with the least effort."""
+    """Compiles a program, at the lowest optimization level if it is for a TPU."""
     return lowered.compile(_LEAST_EFFORT if platform == "tpu" else None)
 
 
 def check_refusal(error: jax.errors.JaxRuntimeError) -> None:
-    """Raises the error of a compilation, unless it says that the program does not fit."""
+    """Re-raises the error of a compilation unless it says that the program does not fit."""
     if "RESOURCE_EXHAUSTED" not in str(error):
         raise error
 
 
 def refused_temporaries(message: str, taken: int) -> int | None:
-    """Returns the bytes of temporaries in the TPU compiler's message about a refused program.
+    """Parses the size of the temporaries from the TPU compiler's message about a refused program.
 
-    `taken` are the bytes of the arguments. Returns None where the message has no figure.
+    `taken` is the size of the arguments. Returns None if the message has no figure.
     """
 
     def size(match):

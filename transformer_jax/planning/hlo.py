@@ -1,6 +1,7 @@
-"""The collectives of a compiled program, read from its HLO text.
+"""The collectives of a compiled program, parsed from its HLO text.
 
-XLA's cost analysis counts the body of a loop once and does not report collectives.
+XLA's cost analysis cannot be used because it counts the body of a loop only once, and because it
+does not report collectives.
 """
 
 import collections
@@ -33,27 +34,27 @@ _TRIP_COUNT = re.compile(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)')
 
 
 class Collective(NamedTuple):
-    """An instruction and the number of its executions."""
+    """A collective instruction and the number of its executions."""
 
     kind: str
-    count: int  # executions in a run of the program
+    count: int  # executions in one run of the program
     bytes: int  # of the gathered, reduced or sent array on a device
-    devices: int  # of a group
-    hosts: int = 1  # of a group, with equally many of its devices each
+    devices: int  # in a group
+    hosts: int = 1  # in a group; each has the same number of its devices
 
     @property
     def moved(self) -> float:
-        """The least bytes that a device sends within its host in one execution."""
+        """The least number of bytes that a device sends within its host in one execution."""
         if self.kind.startswith("collective-") and self.hosts > 1:
             return 0
         return self._sent(self.devices // self.hosts, self.bytes)
 
     @property
     def moved_between_hosts(self) -> float:
-        """The least bytes that a device sends to other hosts.
+        """The least number of bytes that a device sends to other hosts in one execution.
 
-        The devices of a host share the array: each first combines its part of it with those of the
-        other devices there.
+        The devices of a host divide the array among themselves, so that each part crosses the
+        network once: a hierarchical collective.
         """
         if self.kind.startswith("collective-"):
             return self.bytes if self.hosts > 1 else 0
@@ -62,8 +63,8 @@ class Collective(NamedTuple):
     def _sent(self, count: int, size: float) -> float:
         """Returns what each of `count` participants sends (Thakur et al. 2005).
 
-        An all-reduce of n participants sends 2 (n-1)/n of the array. Gathering, scattering and
-        exchanging send (n-1)/n.
+        An all-reduce of n participants sends 2 (n-1)/n of the array. An all-gather, a
+        reduce-scatter and an all-to-all send (n-1)/n of it.
         """
         share = (count - 1) / count
         return size * {
@@ -74,10 +75,10 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, num_devices: int, in_host: int | None = None) -> list[Collective]:
-    """Returns the collectives of a compiled program of `num_devices`.
+    """Returns the collectives of a compiled program for `num_devices`.
 
-    An instruction in a loop counts once for each iteration. Nested loops multiply. A host has
-    `in_host` devices; None: all.
+    An instruction in a loop is counted once for each iteration, and nested loops multiply. A host
+    has `in_host` devices; None means all.
     """
     computations, entry = _computations(text)
     return [
@@ -89,9 +90,9 @@ def collectives(text: str, num_devices: int, in_host: int | None = None) -> list
 
 
 def summary(collectives: list[Collective]) -> dict[str, dict[str, int]]:
-    """Returns {kind: {count, bytes}} of a run of the program. Each execution counts all bytes.
+    """Returns {kind: {count, bytes}} for one run of the program, summed over executions.
 
-    `between_hosts` is the least that a device sends to other hosts, where there are any.
+    If there are several hosts, `between_hosts` is the least that a device sends to other hosts.
     """
     totals = {}
     for collective in collectives:
@@ -119,8 +120,10 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _executions(computations: dict[str, list[str]], entry: str) -> collections.Counter:
-    """Returns the number of executions of each computation in a run of the program."""
+    """Returns the number of executions of each computation in one run of the program."""
     calls = {name: list(_calls(lines, computations)) for name, lines in computations.items()}
+    # In a topological order, the number of executions of a computation is complete before those of
+    # the computations that it calls are computed from it.
     order = []  # callees before their callers
     seen = set()
 
@@ -142,7 +145,7 @@ def _executions(computations: dict[str, list[str]], entry: str) -> collections.C
 def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
     """Yields (computation, number of calls) for one execution of these lines.
 
-    Each branch of a conditional counts once, which is an upper bound.
+    Each branch of a conditional is counted once, which gives an upper bound.
     """
     for line in lines:
         instruction = _INSTRUCTION.match(line)
@@ -159,9 +162,10 @@ def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
 
 
 def _iterations(loop: str, condition: list[str]) -> int:
-    """Returns the number of a loop's iterations.
+    """Returns the number of iterations of a loop.
 
-    XLA notes it, or it is the constant in the loop's condition: JAX's scans count from 0 by 1.
+    XLA may have recorded it. Otherwise it is the constant in the loop's condition, because JAX's
+    scans count from 0 by 1.
     """
     if noted := _TRIP_COUNT.search(loop):
         return int(noted[1])
@@ -174,7 +178,7 @@ def _iterations(loop: str, condition: list[str]) -> int:
 def _collectives_in(
     name: str, lines: list[str], num_devices: int, in_host: int | None
 ) -> Iterator[Collective]:
-    """Yields each collective of a computation once. A pair of -start and -done is one."""
+    """Yields each collective of a computation once; a pair of -start and -done counts as one."""
     for line in lines:
         instruction = _INSTRUCTION.match(line)
         if not instruction:
@@ -186,7 +190,8 @@ def _collectives_in(
         group = _group(line, num_devices, in_host or num_devices)
         devices, hosts = len(group), len({device // (in_host or num_devices) for device in group})
         sizes = _array_bytes(shape)
-        # the shape of a -start is (operands, results, state ...)
+        # The shape of a -start is a tuple (operands, results, state ...), whose parts must not all
+        # be added up.
         if op.endswith("-start") and kind == "all-gather":
             sizes = sorted(sizes)[-(len(sizes) // 2 or 1) :]
         elif op.endswith("-start") and kind == "reduce-scatter":
@@ -196,7 +201,7 @@ def _collectives_in(
         size = sum(sizes)
         if op == "reduce-scatter":
             size *= devices
-        # on a TPU, a reduce-scatter is a fused all-reduce and slice
+        # On a TPU, a reduce-scatter appears as a fusion of an all-reduce and a slice.
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         yield Collective(kind, 1, int(size), devices, hosts)
@@ -211,17 +216,18 @@ def _array_bytes(shape: str) -> list[float]:
 
 
 def _group(line: str, num_devices: int, in_host: int) -> list[int]:
-    """Returns the devices of the first group, from any of HLO's notations.
+    """Returns the devices of the first group, in any of HLO's notations.
 
-    Of pairs, it returns one between hosts of `in_host` devices, if there is one.
+    Among pairs of source and target, one that crosses hosts of `in_host` devices is preferred,
+    because it is the slowest.
     """
     if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):
-        return _of_axes(*axes.groups())
+        return _group_along_axes(*axes.groups())
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         size, dimensions, order = iota.groups()
-        places = np.arange(num_devices).reshape([int(n) for n in dimensions.split(",")])
-        places = places.transpose([int(n) for n in order.split(",")]) if order else places
-        return places.ravel()[: int(size)].tolist()
+        devices = np.arange(num_devices).reshape([int(n) for n in dimensions.split(",")])
+        devices = devices.transpose([int(n) for n in order.split(",")]) if order else devices
+        return devices.ravel()[: int(size)].tolist()
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return [int(device) for device in listed[1].split(",")]
     if listed := re.search(r"source_target_pairs=\{([\d,{}]*)\}", line):
@@ -230,10 +236,11 @@ def _group(line: str, num_devices: int, in_host: int) -> list[int]:
     return [*range(num_devices)]
 
 
-def _of_axes(mesh: str, axes: str) -> list[int]:
+def _group_along_axes(mesh: str, axes: str) -> list[int]:
     """Returns the first group along axes of a mesh such as "'a'=4,'b'=2".
 
-    An axis is 'b', or a part of it: of 'b':(m)k, k numbers that stand behind the first m.
+    An axis is 'b', or a factor of it: 'b':(m)k is the sub-axis of size k whose more significant
+    sub-axes have the total size m.
     """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     strides, stride = {}, 1

@@ -1,4 +1,4 @@
-"""The search for the fastest mesh, rematerialisation and microbatch of a config on some devices."""
+"""Search for the fastest mesh, rematerialization policy and microbatch size of a config."""
 
 import copy
 import dataclasses
@@ -20,7 +20,7 @@ from transformer_jax.planning.estimate import (
 )
 from transformer_jax.training.step import Program
 
-MAX_COMPILED = 12  # programs
+MAX_COMPILED = 12  # maximum number of programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Variant:
         )
 
     def rows(self, config) -> int:
-        """Returns the rows of a microbatch on a device."""
+        """Returns the number of rows of a microbatch on a device."""
         return config.train.batch // self.accumulation // (self.data * self.fsdp)
 
 
@@ -66,17 +66,17 @@ class Candidate:
 
     variant: Variant
     seconds: float  # of the matrix products
-    sent: float  # bytes
+    sent: float  # bytes that a device sends, roughly
     arguments: int  # bytes
 
 
 class _Search:
-    """The estimates of the compiled variants, and the memory that their temporaries took."""
+    """The estimates of the variants compiled so far, and the sizes of their temporaries."""
 
     def __init__(self, chip: hardware.Chip):
         self.chip = chip
         self.estimates: list[tuple[Variant, Estimate]] = []
-        # (rows, bytes of temporaries) by (tensor, remat)
+        # {(tensor, remat): [(rows, bytes of temporaries), ...]}
         self.temporaries: dict[tuple[int, str], list[tuple[int, int]]] = {}
 
     def add(self, variant: Variant, rows: int, result: Estimate) -> None:
@@ -91,7 +91,7 @@ class _Search:
         return len(self.estimates) == MAX_COMPILED or seconds > min(times, default=math.inf)
 
     def fits_with_fewer_microbatches(self, variant: Variant) -> bool:
-        """Whether the variant fits with fewer microbatches, which are never slower."""
+        """Whether the variant fits with fewer microbatches, which is never slower."""
         return any(
             result.fits and dataclasses.replace(variant, accumulation=other.accumulation) == other
             for other, result in self.estimates
@@ -105,20 +105,21 @@ class _Search:
             for other_rows, size in self.temporaries.get((variant.tensor, variant.remat), ())
             if other_rows <= rows
         ]
-        # half of the estimate: temporaries may grow more slowly than the rows
+        # Only half of the estimate is used, since temporaries may grow more slowly than the rows.
         return bool(sizes) and candidate.arguments + max(sizes) / 2 > self.chip.memory
 
 
 def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Variant, Estimate]]:
     """Returns the compiled variants with their estimates, the fastest that fits first.
 
-    The candidates are all factors of the devices over data, fsdp and tensor, with all policies of
-    rematerialisation. The accumulation doubles until a device has one row.
+    The candidates are all factorizations of the devices over data, fsdp and tensor, with all
+    rematerialization policies, and with numbers of microbatches that double until a device has one
+    row.
 
-    Candidates are tried in the order of the time of their matrix products, then of the bytes that
-    they send. A candidate is not compiled if its arguments do not fit, or if the temporaries of a
-    similar variant show that it does not fit. At most MAX_COMPILED are compiled. The search ends
-    when no other candidate can be faster.
+    Candidates are tried in ascending order of the time of their matrix products, and then of the
+    bytes that they send. A candidate is not compiled if its arguments do not fit, or if the
+    temporaries of a similar variant show that it does not fit. At most MAX_COMPILED variants are
+    compiled. The search ends when no other candidate can be faster.
 
     Raises UserError if the chip of the devices is unknown.
     """
@@ -147,7 +148,7 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
         task = make_task(changed)
         try:
             program = Program.of(changed, task, devices)
-        except UserError:  # the accumulation does not divide the first batch
+        except UserError:  # with a growing batch, the accumulation may not divide the first one
             continue
         result = estimate(changed, task, program)
         state.add(variant, rows, result)
@@ -156,9 +157,9 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
 
 
 def _rank(result: Estimate) -> tuple[float, float]:
-    """Returns the time of the binding limit, then the sum of all three.
+    """Returns the time of the binding limit, and the sum of all three limits as a tie-breaker.
 
-    The sum decides between equal limits, because none hides the others entirely.
+    In practice, no limit hides the others entirely.
     """
     if not result.fits:
         return math.inf, math.inf
@@ -166,21 +167,21 @@ def _rank(result: Estimate) -> tuple[float, float]:
 
 
 def table(estimates: list[tuple[Variant, Estimate]]) -> list[str]:
-    """Returns a line for each variant in their order, and the flags of the first."""
+    """Returns a line for each variant, and one with the flags of the first."""
     if not estimates or not estimates[0][1].fits:
         return ["no variant fits: more chips, or a smaller model"]
     return [
         "",
         *(
-            f"{place}. {_line(variant, result)}"
-            for place, (variant, result) in enumerate(estimates, 1)
+            f"{rank}. {_line(variant, result)}"
+            for rank, (variant, result) in enumerate(estimates, 1)
         ),
         f"the first: {estimates[0][0].flags()}",
     ]
 
 
 def record(estimates: list[tuple[Variant, Estimate]]) -> list[dict]:
-    """Returns the variants and their estimates for JSON."""
+    """Returns the variants and their estimates, ready for JSON."""
     return [
         {
             **dataclasses.asdict(variant),
@@ -208,7 +209,7 @@ def _line(variant: Variant, result: Estimate) -> str:
 
 
 def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
-    """Yields the variants that the mesh divides and whose arguments fit."""
+    """Yields the variants whose mesh divides all arrays and whose arguments fit."""
     policies = list(REMAT) if "remat" in config.model else ["none"]
     count = len(devices) // config.mesh.sequence
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
@@ -237,8 +238,9 @@ def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
 def _sent(task, parameters: int, variant: Variant) -> float:
     """Returns roughly the bytes that a device sends in an update, to order the candidates.
 
-    In every microbatch, fsdp gathers the half-width parameters twice and scatters their gradients.
-    data sums the gradients once. tensor sums the activations of each layer four times.
+    In every microbatch, fsdp gathers the parameters in half precision twice and scatters their
+    gradients. The data axis sums the gradients once. The tensor axis sums the activations of each
+    layer four times.
     """
     on_device = parameters / variant.tensor
     layers = sum(

@@ -1,4 +1,4 @@
-"""TPU slices and hosts of GPUs to compile for, on a machine that has neither."""
+"""Topologies of TPUs and GPUs for compiling on a machine that has neither."""
 
 import importlib.util
 import math
@@ -9,15 +9,15 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Hosts of GPUs to compile for. XLA's compiler for CUDA needs neither a GPU nor a driver.
+# Hosts of GPUs. XLA's compiler for CUDA needs neither a GPU nor a driver.
 #
-# A target is a description of the GPU as XLA's `GpuTargetConfigProto`. What depends on the compute
-# capability is in section "Technical Specifications per Compute Capability" of the CUDA C++
-# Programming Guide.
+# The target GPU is described by XLA's `GpuTargetConfigProto`. The limits for each compute
+# capability are taken from the section "Technical Specifications per Compute Capability" of the
+# CUDA C++ Programming Guide.
 
 NAMES = tuple(name for name, chip in hardware.NAMES.items() if chip.multiprocessors)
 EXAMPLES = "h100:8 (a host of 8), h100:8x64 (64 hosts)"
-# By compute capability: the threads, bytes of shared memory and float32 units of a multiprocessor.
+# {compute capability: threads, bytes of shared memory and float32 units of a multiprocessor}
 _LIMITS = {
     "8.0": (2048, 164 * 2**10, 64),
     "8.6": (1536, 100 * 2**10, 128),
@@ -25,31 +25,31 @@ _LIMITS = {
     "9.0": (2048, 228 * 2**10, 128),
     "10.0": (2048, 228 * 2**10, 128),
 }
-_RESERVED = 1024  # bytes of the shared memory of a multiprocessor, for the system
-# A real compilation does more.
+_RESERVED = 1024  # bytes of a multiprocessor's shared memory that CUDA reserves
+# Printed because the compilation on a real GPU does more.
 NOTE = (
     "compiled without autotuning, which needs the GPU: on it, XLA also measures kernels and takes "
     "the fastest, for some minutes; times and temporaries may become smaller"
 )
-# By JAX's plugin for CUDA, the preferred one first: the releases of CUDA and cuDNN for which it
-# compiles, without which XLA leaves kernels out.
+# {JAX's plugin for CUDA: releases of CUDA and cuDNN}, the preferred plugin first. XLA needs these
+# releases in the description of the target; otherwise it leaves out the rewrites that use them.
 _RELEASES = {"xla_cuda13": ("13.0.0", (9, 12, 0)), "xla_cuda12": ("12.8.0", (9, 10, 0))}
 
 
 def prepare_gpu(name: str) -> None:
-    """Sets the environment variables of jax. Call it before jax is imported.
+    """Sets the environment variables of jax; must be called before jax is imported.
 
-    Raises UserError for a bad name or if the compiler is not installed.
+    Raises UserError for an invalid name, or if the compiler is not installed.
     """
     sizes(name)
     if installed_plugin() is None:
         raise UserError(f"--topology needs the GPU compiler: {_install()}")
-    # No GPU is needed to compile, and one that is there stays free.
+    # Compiling needs no GPU. If this machine has one, it is left free.
     os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
 
 
 def installed_plugin() -> str | None:
-    """Returns the name of JAX's plugin for CUDA, which has the compiler; None without one."""
+    """Returns the name of JAX's plugin for CUDA, which has the compiler; None if there is none."""
     package = importlib.util.find_spec("jax_plugins")
     folders = package.submodule_search_locations if package else []
     found = (
@@ -59,9 +59,9 @@ def installed_plugin() -> str | None:
 
 
 def gpu_devices(name: str) -> list:
-    """Returns the GPUs of `name`, such as "h100:8x64", to compile for.
+    """Returns the GPUs of a topology such as "h100:8x64" to compile for.
 
-    Raises UserError if jax does not take the installed compiler.
+    Raises UserError if jax does not accept the installed compiler.
     """
     from jax.experimental import topologies
 
@@ -73,7 +73,7 @@ def gpu_devices(name: str) -> list:
             target_config=target(chip, installed_plugin()),
         )
     except NotImplementedError:
-        # jax logs why it ignores a plugin; the likely reason is that it is of another release
+        # jax only logs why it ignores a plugin. The likely reason is that its release differs.
         raise UserError(
             f"--topology={name}: jax ignores the GPU compiler that is installed: {_install()}"
         ) from None
@@ -81,7 +81,7 @@ def gpu_devices(name: str) -> list:
 
 
 def _install() -> str:
-    """Returns the command that installs the compiler of this jax release."""
+    """Returns the command that installs the GPU compiler for this release of jax."""
     release = metadata.version("jax")
     if plugin := installed_plugin():
         return f"pip install 'jax[{plugin.removeprefix('xla_')}]=={release}'"
@@ -89,7 +89,10 @@ def _install() -> str:
 
 
 def sizes(name: str) -> tuple[hardware.Chip, int, int]:
-    """Returns the chip, the GPUs of a host and the hosts. Raises UserError for a bad name."""
+    """Returns the chip, the number of GPUs of a host, and the number of hosts.
+
+    Raises UserError for an invalid name.
+    """
     gpu, _, shape = name.partition(":")
     numbers = shape.split("x")
     if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
@@ -107,7 +110,7 @@ def sizes(name: str) -> tuple[hardware.Chip, int, int]:
 
 
 def target(chip: hardware.Chip, plugin: str) -> str:
-    """Returns the description of a GPU for the compiler in `plugin`, as protocol buffer text."""
+    """Returns the description of a GPU for the compiler in `plugin`, as text-format protobuf."""
     parts = chip.multiprocessors
     threads, shared, units = _LIMITS[parts.capability]
     major, minor = parts.capability.split(".")
@@ -149,7 +152,7 @@ def target(chip: hardware.Chip, plugin: str) -> str:
 
 
 def _text(fields: dict) -> str:
-    """Returns the fields of a message in the text format of protocol buffers."""
+    """Returns the fields of a message in the text format of protobuf."""
     lines = []
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -160,16 +163,16 @@ def _text(fields: dict) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Topologies by name. libtpu compiles for slices of TPUs, and the compiler above for hosts of GPUs.
+# Topologies by name: slices of TPUs, for which libtpu compiles, and hosts of GPUs as above.
 
-_NUM_SIDES = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}  # sides of a slice
+_NUM_SIDES = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}  # dimensions of the torus or mesh of a slice
 _EXAMPLES = f"v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:16x16, {EXAMPLES}"
 
 
 def prepare(name: str) -> None:
-    """Sets the environment variables of jax and the compiler. Call it before jax is imported.
+    """Sets the environment variables of jax and the compiler; must be called before importing jax.
 
-    Raises UserError for a bad name or if the compiler is not installed.
+    Raises UserError for an invalid name, or if the compiler is not installed.
     """
     if is_gpu(name):
         prepare_gpu(name)
@@ -178,27 +181,27 @@ def prepare(name: str) -> None:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--topology needs the TPU compiler, libtpu: {install()}")
     os.environ.update(
-        JAX_PLATFORMS="cpu",  # no TPU is needed to compile
-        # otherwise libtpu asks the cloud's metadata server; any type is valid
+        JAX_PLATFORMS="cpu",  # compiling needs no TPU
+        # Otherwise libtpu would query the cloud's metadata server. Any valid type will do.
         TPU_SKIP_MDS_QUERY="1",
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_ACCELERATOR_TYPE="v5litepod-16",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several processes may compile: none opens a chip
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several processes may compile, since none opens a chip
         TPU_STDERR_LOG_LEVEL="4",
         TPU_MIN_LOG_LEVEL="4",
     )
 
 
 def install() -> str:
-    """Returns the command that installs the libtpu of this jax release.
+    """Returns the command that installs libtpu for this release of jax.
 
-    This jax may be unable to read the programs of a newer libtpu.
+    A newer libtpu may write programs that this jax cannot read.
     """
     return f"pip install 'jax[tpu]=={metadata.version('jax')}'"
 
 
 def devices(name: str) -> list:
-    """Returns the devices of a slice such as "v5p:4x4x4", or of hosts of GPUs, to compile for.
+    """Returns the devices of a TPU slice such as "v5p:4x4x4", or of hosts of GPUs.
 
     Raises UserError if libtpu does not support the slice.
     """
@@ -207,9 +210,9 @@ def devices(name: str) -> list:
     from jax.experimental import topologies
 
     sides = _sides(name)
-    # jax on a v4 has both cores of a chip as one device
+    # On a v4, jax sees both cores of a chip as one device.
     options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
-    if math.prod(sides) < 4:  # fewer than the chips of a host
+    if math.prod(sides) < 4:  # fewer chips than a host has
         options["chips_per_host_bounds"] = tuple(sides) + (1,) * (3 - len(sides))
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
@@ -221,7 +224,7 @@ def devices(name: str) -> list:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a topology is one of GPUs."""
+    """Whether the name is that of a topology of GPUs."""
     return name.partition(":")[0] in NAMES
 
 

@@ -1,4 +1,4 @@
-"""Whether a run fits: the memory of its evaluations, and its estimate in words with advice."""
+"""Whether a run fits: the memory of its evaluations, and the estimate in words, with advice."""
 
 import dataclasses
 import math
@@ -17,21 +17,22 @@ from transformer_jax.planning.estimate import Estimate, arguments, bytes_per_dev
 from transformer_jax.training.step import Program
 
 # --------------------------------------------------------------------------------------------------
-# The memory of the evaluations during a training, from their compiled programs.
+# The memory of the evaluations during training, from their compiled programs.
 #
-# The training state stays on the devices during an evaluation.
+# The training state stays on the devices during an evaluation, so a run may fit in its updates but
+# not in its beam search.
 
 MEAN_LOSS = "mean loss"
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """One program of an evaluation. Bytes are per device."""
+    """The estimate of one program of an evaluation. Bytes are per device."""
 
     name: str
     chip: hardware.Chip | None
-    arguments: int  # the training state, and the arrays of the evaluation
-    temporaries: int | None  # with the results; None: the compiler refused the program
+    arguments: int  # the training state and the arrays of the evaluation
+    temporaries: int | None  # including the results; None: the compiler refused the program
     compile_seconds: float
     remedy: str  # a change of the config with which it needs less memory
     refused: bool = False  # by the compiler, because the program does not fit
@@ -58,7 +59,7 @@ def evaluations(config, task, program) -> list[Evaluated]:
 
 
 def _mean_loss(config, program) -> EvaluationProgram:
-    """Returns the evaluation step, which reads the rows of a microbatch."""
+    """Returns the program of the mean loss, which reads as many rows as a microbatch has."""
     rows = config.train.batch // config.train.accumulation
 
     def resized(spec, *shape):
@@ -75,19 +76,19 @@ def _mean_loss(config, program) -> EvaluationProgram:
 def _measured(programs: dict[str, EvaluationProgram], program) -> Iterator[Evaluated]:
     device = program.mesh.devices.flat[0]
     chip = estimate.chip_of(device)
-    of_state = bytes_per_device(program.state)
+    state_bytes = bytes_per_device(program.state)
     for name, (lowered, held, remedy) in programs.items():
-        arguments = of_state + bytes_per_device(held)
-        began = time.monotonic()
-        temporaries, refused = _temporaries(lowered, device.platform, arguments - of_state)
-        seconds = time.monotonic() - began
+        arguments = state_bytes + bytes_per_device(held)
+        started = time.monotonic()
+        temporaries, refused = _temporaries(lowered, device.platform, arguments - state_bytes)
+        seconds = time.monotonic() - started
         yield Evaluated(name, chip, arguments, temporaries, seconds, remedy, refused)
 
 
 def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
     """Returns the bytes of temporaries and results, and whether the compiler refused.
 
-    `held` are the bytes of the arrays beside the training state.
+    `held` is the size of the program's arrays, without the training state.
     """
     try:
         memory = estimate.compile_lowered(lowered, platform).memory_analysis()
@@ -99,22 +100,22 @@ def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The lines about an estimate: memory, speed, whether the run fits, and what would make it fit.
+# The report about an estimate: memory, speed, whether the run fits, and what would make it fit.
 #
-# A run fits if its update and the programs of its evaluations do.
+# A run fits if its update and all programs of its evaluations do.
 
 _GB = 1e9
 
 
 def fits(estimate: Estimate, evaluated: Sequence[Evaluated]) -> bool | None:
-    """Whether update and evaluations fit; None if the memory of the device is unknown."""
+    """Whether the update and all evaluations fit; None if the memory of the device is unknown."""
     return None if estimate.fits is None else all(each.fits for each in (estimate, *evaluated))
 
 
 def lines(
     config, task, program, estimate: Estimate, evaluated: Sequence[Evaluated] = ()
 ) -> list[str]:
-    """Returns the lines about an estimate. They end with advice if the run does not fit."""
+    """Returns the lines of the report, which ends with advice if the run does not fit."""
     helps = []
     if fits(estimate, evaluated) is False:
         helps = advice(config, task, program, estimate, evaluated)
@@ -172,10 +173,10 @@ def _verdict(estimate: Estimate, evaluated: Sequence[Evaluated]) -> str:
     larger = max(evaluated, key=_need, default=None)
     in_evaluation = larger is not None and _need(larger) > _need(estimate)
     if fits(estimate, evaluated):
-        peak, place = estimate.peak, ""
+        peak, where = estimate.peak, ""
         if in_evaluation:
-            peak, place = larger.peak, f", in an evaluation ({larger.name})"
-        return f"it fits: {peak / _GB:.1f} of the {chip} of a {estimate.chip.name}{place}"
+            peak, where = larger.peak, f", in an evaluation ({larger.name})"
+        return f"it fits: {peak / _GB:.1f} of the {chip} of a {estimate.chip.name}{where}"
     if in_evaluation:
         return (
             f"it does not fit: an evaluation ({larger.name}) needs {_needed(larger)}, an update "
@@ -191,7 +192,7 @@ def _verdict(estimate: Estimate, evaluated: Sequence[Evaluated]) -> str:
 
 
 def _need(program: Estimate | Evaluated) -> float:
-    """Returns the bytes that are live at once, infinite where a refusal does not tell them."""
+    """Returns the bytes that are live at once, or infinity if the compiler did not tell them."""
     return program.peak or math.inf
 
 
@@ -202,14 +203,14 @@ def _needed(program: Estimate | Evaluated) -> str:
 def advice(
     config, task, program, estimate: Estimate, evaluated: Sequence[Evaluated] = ()
 ) -> list[str]:
-    """Returns changes of the config that reduce the largest consumers, the surest first."""
+    """Returns changes of the config that would reduce the largest consumers, surest first."""
     sizes = program.mesh.shape
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
     advised = _sharded_state(config, task, program, estimate)
     if estimate.fits is False:
         advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"])
     advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
-    # in float32, over all devices with different parts of the state
+    # The data and sequence axes hold copies of the state, so these devices count once.
     total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
     min_devices = -(-total // int(estimate.chip.memory))
     if min_devices > estimate.devices:
@@ -223,7 +224,7 @@ def advice(
 
 
 def _sharded_state(config, task, program, estimate: Estimate) -> list[str]:
-    """Returns the advice to shard the state over fsdp, where that applies."""
+    """Returns the advice to shard the state over fsdp, if that would help."""
     sizes = program.mesh.shape
     rows = sizes["data"] * sizes["fsdp"]
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
@@ -241,7 +242,7 @@ def _sharded_state(config, task, program, estimate: Estimate) -> list[str]:
 
 
 def _smaller_activations(config, rows: int) -> list[str]:
-    """Returns the advice on activations. `rows` is the number of devices that split the batch."""
+    """Returns the advice on activations; `rows` is the number of devices that split the batch."""
     advised = []
     accumulation = config.train.accumulation
     rows_per_device = config.train.batch // accumulation // rows
@@ -262,7 +263,7 @@ def _smaller_activations(config, rows: int) -> list[str]:
 
 def _with(config, task, program, changes):
     """Returns the program with changes to its config, or None if the mesh does not divide it."""
-    changed = ConfigDict(config).copy_and_resolve_references()  # a run's config is frozen
+    changed = ConfigDict(config).copy_and_resolve_references()  # because a run's config is frozen
     for key, value in changes.items():
         set_key(changed, key, value)
     try:

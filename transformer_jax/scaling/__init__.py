@@ -1,4 +1,5 @@
 """Scaling experiments: families of runs, the laws fitted to them, and predictions.
 
-A family is described once. A prediction for a larger model is checked against its run.
+A family of runs is described in one place. The prediction for a larger model is recorded before
+this model is trained, and then compared with its measured loss.
 """

@@ -1,7 +1,8 @@
-"""Scaling experiments: trains a family of sizes and budgets, fits laws, predicts a larger model.
+"""Scaling experiments: trains models of several sizes and budgets, fits scaling laws to them, and
+predicts the loss of a larger model.
 
 python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=DIR
-    trains every run in DIR/NAME, one after the other; the same command continues
+    trains every run in DIR/NAME, one after the other; the same command continues after a stop
 python -m transformer_jax.scaling fit --workdir=DIR
     fits the laws, draws them in DIR and prints one JSON object
 python -m transformer_jax.scaling predict --config=configs/scaling/cpu.py --workdir=DIR
@@ -11,8 +12,8 @@ python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=
 python -m transformer_jax.scaling check --workdir=DIR
     prints the prediction and the measurement
 
-A run is an ordinary one: train_gpt --config=configs/scaling/cpu.py:NAME --workdir=DIR/NAME does the
-same. Under Slurm, an array has a job for each run, numbered from 0:
+Each run is an ordinary one: train_gpt --config=configs/scaling/cpu.py:NAME --workdir=DIR/NAME does
+the same. Under Slurm, an array has a job for each run, numbered from 0:
 
 sbatch --array=0-17 launch/slurm.sbatch .venv/bin/python -m transformer_jax.scaling run \\
     --config=FILE --workdir=DIR
@@ -36,8 +37,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "only",
         None,
-        "run: trains only the run with this number, from 0. Default in a Slurm job array: the"
-        " task's number.",
+        "run: trains only the run with this number, from 0; default in a Slurm job array: the "
+        "number of the task.",
         lower_bound=0,
     )
     flags.DEFINE_bool(
@@ -110,7 +111,10 @@ def check() -> None:
 
 
 def _files():
-    """Returns the files of classes that the flags name: a recorded path is not followed."""
+    """Returns the files of classes that the flags name.
+
+    A path that is recorded in a run is not used, because opening a run must not execute the file.
+    """
     from transformer_jax.configuration import classes
 
     files, _ = classes.split(cli.overrides())
@@ -118,7 +122,7 @@ def _files():
 
 
 def _family():
-    """Returns the FAMILY in the file of --config. Raises UserError if the file has none."""
+    """Returns the FAMILY in the file of --config. Raises UserError if there is none."""
     from transformer_jax import config as configs
 
     options = cli.FLAGS

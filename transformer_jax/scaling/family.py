@@ -1,4 +1,4 @@
-"""A family of models and budgets. Each of its runs has an ordinary training config."""
+"""A family of models and budgets, each run of which has an ordinary training config."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,33 +13,34 @@ HELD_OUT = "held_out"  # the name of the run that is predicted first and trained
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Every size at every budget of compute or of data.
+    """A run for every size at every budget of compute or data.
 
-    `flops` are budgets of equal compute (iso-FLOP, Hoffmann et al. 2022, section 3.2). `tokens` are
-    budgets of equal data (Kaplan et al. 2020, section 4).
+    `flops` are budgets of equal compute (iso-FLOP; Hoffmann et al. 2022, section 3.2). `tokens` are
+    budgets of equal data (Kaplan et al. 2020, section 4). A family has only one of the two.
 
-    `base()` returns the config of a run of any length. A size maps keys, such as "model.d_model",
-    to values. The length of a run follows from its budget. The warm-up is the share `warmup` of it.
-    The schedule ends with the run, otherwise the losses would not compare.
+    `base()` returns a config without a particular length. A size maps keys, such as
+    "model.d_model", to values. The number of updates of a run follows from its budget, and the
+    warmup is the share `warmup` of it. The learning rate schedule must end with the run, because
+    the losses of runs that are cut off in the middle of a schedule are not comparable.
     """
 
     base: Callable[[], ConfigDict]
     sizes: Mapping[str, Mapping]  # by name
-    flops: tuple[float, ...] = ()  # of a training, as dry_run counts them
+    flops: tuple[float, ...] = ()  # of a training run, as dry_run counts them
     tokens: tuple[float, ...] = ()  # target positions, padding included
     held_out: tuple[Mapping, float] | None = None  # a larger size and its budget
     warmup: float = 0.1
-    # lines of metrics.jsonl with the training loss; each is the mean since the previous line
+    # number of lines of metrics.jsonl with the training loss, each the mean since the line before
     lines: int = 25
 
     @property
     def names(self) -> list[str]:
-        """The names of the runs, the smallest budget first. Their order numbers the runs."""
+        """The names of the runs, smallest budget first. The index of a run is its number."""
         return list(self._runs)
 
     @property
     def _runs(self) -> dict[str, tuple[Mapping, float]]:
-        """The changes and the budget of each run, by name."""
+        """{name of a run: (changes to the base config, budget)}."""
         budgets = self.flops or self.tokens
         by_name = {
             f"{budget:.3g}".replace("e+0", "e").replace("e+", "e"): budget for budget in budgets
@@ -56,7 +57,7 @@ class Family:
         }
 
     def config(self, name: str) -> ConfigDict:
-        """Returns the config of the run `name` or of "held_out".
+        """Returns the config of the run `name`, which may be "held_out".
 
         Raises UserError for an unknown name.
         """
@@ -69,7 +70,7 @@ class Family:
         return config
 
     def _set_length(self, config: ConfigDict, budget: float) -> None:
-        """Sets the updates, the warm-up and the intervals for a budget of FLOPs or tokens.
+        """Sets the number of updates, the warmup and the intervals for a budget of FLOPs or tokens.
 
         The run has one evaluation and one checkpoint, both at its end.
         """

@@ -1,4 +1,4 @@
-"""The laws fitted to a family's runs, with intervals, and the prediction of the held-out run."""
+"""All fits to the runs of a family, with intervals, and the prediction for the held-out run."""
 
 import dataclasses
 import datetime
@@ -18,17 +18,17 @@ from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
 
 AXES = {"L(N)": "params", "L(D)": "tokens", "L(C)": "flops"}
-# the third approach, "parametric law", needs no fit besides the law
+# The third approach, "parametric law", follows from the law without a further fit.
 APPROACHES = {"training curves": laws.envelope, "iso-FLOP parabolas": laws.isoflop}
 PREDICTION = "prediction.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fits:
-    """All fits to a family's runs.
+    """All fits to the runs of a family.
 
-    `intervals` are 80 % intervals by name: "L(N) exponent", "alpha", "iso-FLOP parabolas a" and so
-    on. `refused` has the reason of each fit that is missing.
+    `intervals` maps names such as "L(N) exponent", "alpha" and "iso-FLOP parabolas a" to 80%
+    intervals. `refused` has the reasons for fits that are missing.
     """
 
     power_laws: dict[str, PowerLaw]
@@ -38,8 +38,8 @@ class Fits:
     refused: dict[str, str]
 
     def record(self) -> dict:
-        """Returns the fits for JSON. a and b are the exponents of N_opt and D_opt by compute."""
-        laws_of_axes = {
+        """Returns the fits, ready for JSON; a and b are the exponents of N_opt and D_opt."""
+        power_laws = {
             name: {**dataclasses.asdict(law), "intervals": self._rounded(f"{name} exponent")}
             for name, law in self.power_laws.items()
         }
@@ -52,14 +52,14 @@ class Fits:
             for name, (a, b) in self._exponents().items()
         }
         return {
-            **laws_of_axes,
+            **power_laws,
             "L(N, D)": parametric_law,
             "compute-optimal": optimal,
             "refused": self.refused,
         }
 
     def lines(self) -> list[str]:
-        """Returns the fits as text."""
+        """Returns the fits as lines of text."""
         law = self.law
         return [
             "[80 % intervals, by bootstrap over the runs]",
@@ -80,7 +80,7 @@ class Fits:
         ]
 
     def _exponents(self) -> dict[str, tuple[float, float]]:
-        """Returns a and b of each approach."""
+        """Returns the exponents a and b by approach."""
         exponents = {
             name: (allocation.params.exponent, allocation.tokens.exponent)
             for name, allocation in self.allocations.items()
@@ -89,7 +89,7 @@ class Fits:
         return exponents
 
     def _rounded(self, *names: str) -> dict[str, list[float]]:
-        """Returns the intervals of `names` with six digits."""
+        """Returns the intervals of `names`, rounded to six digits."""
         return {
             name: [float(f"{x:.6g}") for x in self.intervals[name]]
             for name in names
@@ -104,7 +104,7 @@ class Fits:
 
 
 def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
-    """Fits every law to the runs, with intervals from `samples` draws.
+    """Fits all laws to the runs, with intervals from `samples` bootstrap samples.
 
     Raises UserError if there are too few runs for the parametric law.
     """
@@ -115,6 +115,8 @@ def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
     power_laws, refused = _fitted(fit_power_law, runs)
     allocations, refused_allocations = _fitted(APPROACHES, runs)
 
+    # Fits to bootstrap samples start from the fit to all runs rather than from a grid, because
+    # there are many of them.
     def law_values(drawn):
         return _values_of_law(parametric(drawn, near=law))
 
@@ -140,7 +142,7 @@ def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
 
 
 def _fitted(ways: dict[str, Callable], runs: Sequence[Run]) -> tuple[dict, dict[str, str]]:
-    """Returns the fits by name, and the reasons for missing ones by name."""
+    """Returns {name: fit}, and {name: reason} for the fits that are missing."""
     fitted = {}
     refused = {}
     for name, way in ways.items():
@@ -159,22 +161,23 @@ def _values_of_law(law: Law) -> dict[str, float]:
 
 
 def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
-    """Predicts the loss of the run of `config` with the parametric law.
+    """Predicts the loss of a run with `config` by the parametric law.
 
-    Writes the prediction to `folder`/prediction.json and returns it. Raises UserError if the run
-    has already begun.
+    Writes the prediction to `folder`/prediction.json and returns it. Raises UserError if the
+    held-out run has already been started, because it would not be a prediction then.
     """
     folder = buckets.folder_of_run(folder)
     if (folder / HELD_OUT / "config.json").exists():
         raise UserError(
-            f"{folder / HELD_OUT} has begun: a prediction must be made before the run; "
-            "use another --workdir"
+            f"{folder / HELD_OUT} has been started already: a prediction must be made before the "
+            "run; use another --workdir"
         )
     task = make_task(config)
     law = parametric(runs)
     params = estimate.parameters(task)["params"]
     flops, tokens = estimate.training(task)
 
+    # Each bootstrap sample of the runs gives a law, and so a prediction.
     def loss(drawn):
         return {"loss": float(parametric(drawn, near=law)(params, tokens))}
 
@@ -210,7 +213,7 @@ def predicted(folder) -> dict:
 def check(folder, files: Files = NO_FILES) -> dict:
     """Returns the prediction and the measurement of the held-out run.
 
-    `files` are those of `runs.collect`. Raises UserError if one of them is missing.
+    `files` is passed on to `runs.measured`. Raises UserError if one of the two is missing.
     """
     folder = buckets.folder_of_run(folder)
     prediction = predicted(folder)

@@ -1,4 +1,4 @@
-"""Scaling laws: power laws, compute-optimal models, and the parametric law."""
+"""Scaling laws: power laws of the loss, compute-optimal models, and the parametric law."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from scipy import interpolate, optimize, stats
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Power laws of the loss, and the quantities that fits give (Hoffmann et al. 2022, section 3).
+# Runs, power laws of the loss, and the results of fits (Hoffmann et al. 2022, section 3).
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The measurements of a training.
+    """The measurements of a training run.
 
-    `curve` (points, 2) has the FLOPs in the middle of each interval of the log and the mean
-    training loss of the interval, in nats.
+    `curve` (points, 2) is the training curve: for each interval of the log, the FLOPs at the middle
+    of the interval and the mean training loss in it, in nats.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class PowerLaw:
-    """y = coefficient * x^exponent. `r2` is the explained share of the variance of log y."""
+    """y = coefficient * x^exponent; `r2` is the share of the variance of log y that it explains."""
 
     coefficient: float
     exponent: float
@@ -41,7 +41,10 @@ class PowerLaw:
 
     @classmethod
     def fit(cls, x: Sequence[float], y: Sequence[float]) -> "PowerLaw":
-        """Fits by least squares in log-log. Raises UserError for fewer than two values of x."""
+        """Fits by least squares in log-log space.
+
+        Raises UserError for fewer than two different values of x.
+        """
         num_points = len(set(x))
         if num_points < 2:
             verb = "is" if num_points == 1 else "are"
@@ -52,7 +55,7 @@ class PowerLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """The best model and data for a compute budget: N_opt = params(C), D_opt = tokens(C).
+    """The compute-optimal model and data: N_opt = params(C), D_opt = tokens(C).
 
     `points` (n, 3) are the fitted values of C, N and D.
     """
@@ -77,7 +80,7 @@ class Allocation:
 class Law:
     """L(N, D) = E + A / N^alpha + B / D^beta, equation 2.
 
-    `r2` is the explained share of the variance of log L.
+    `r2` is the share of the variance of log L that it explains.
     """
 
     E: float
@@ -96,16 +99,16 @@ class Law:
 
     @property
     def params_exponent(self) -> float:
-        """a in N_opt ~ C^a."""
+        """The exponent a in N_opt ~ C^a."""
         return self.beta / (self.alpha + self.beta)
 
     @property
     def tokens_exponent(self) -> float:
-        """b in D_opt ~ C^b."""
+        """The exponent b in D_opt ~ C^b."""
         return self.alpha / (self.alpha + self.beta)
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Returns N and D of the lowest loss at C = 6 N D, equation 4."""
+        """Returns the N and D that minimize the loss subject to C = 6 N D (equation 4)."""
         scale = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
         params = scale * (flops / 6) ** self.params_exponent
         tokens = (flops / 6) ** self.tokens_exponent / scale
@@ -113,9 +116,10 @@ class Law:
 
 
 def frontier(runs: Sequence[Run], quantity: str) -> list[Run]:
-    """Returns the runs that no run with as much or less of `quantity` undercuts, in its order.
+    """Returns the Pareto frontier of the loss and a quantity, in ascending order of the quantity.
 
-    `quantity` is "params", "tokens" or "flops".
+    No run with as much or less of `quantity` has a lower loss than a run on the frontier. It is
+    "params", "tokens" or "flops".
     """
     best = []
     for run in sorted(runs, key=lambda run: (getattr(run, quantity), run.loss)):
@@ -125,31 +129,29 @@ def frontier(runs: Sequence[Run], quantity: str) -> list[Run]:
 
 
 def loss_law(runs: Sequence[Run], quantity: str) -> PowerLaw:
-    """Fits L(N), L(D) or L(C) without a floor (Kaplan et al. 2020, equations 1.1 to 1.3).
+    """Fits L(N), L(D) or L(C) without an irreducible loss (Kaplan et al. 2020, equations 1.1-1.3).
 
-    The fit goes through the frontier, where the other quantities limit the loss the least.
+    Only the runs on the frontier are used, whose loss is limited the least by other quantities.
     """
     best = frontier(runs, quantity)
     return PowerLaw.fit([getattr(run, quantity) for run in best], [run.loss for run in best])
 
 
 # --------------------------------------------------------------------------------------------------
-# The compute-optimal model by training curves and by iso-FLOP parabolas.
-#
-# They are approaches 1 and 2 of Hoffmann et al. 2022, sections 3.1 and 3.2.
+# Compute-optimal models from training curves and from iso-FLOP parabolas, which are approaches 1
+# and 2 of Hoffmann et al. 2022, sections 3.1 and 3.2.
 
 _NUM_GRID = 1500  # amounts of compute at which the curves are compared (section 3.1)
-_NUM_NEAREST = 5  # sizes around the lowest; farther away the loss is not a parabola
-# Budgets with a smaller difference in log are equal: a run has a whole number of updates.
+_NUM_NEAREST = 5  # sizes around the lowest loss; farther away, the loss is not a parabola
+# Budgets whose logarithms differ by less are equal. Their FLOPs differ slightly, because a run has
+# a whole number of updates.
 _SAME_BUDGET = 0.1
 
 
 def envelope(runs: Sequence[Run]) -> Allocation:
-    """Approach 1: the size with the lowest training curve, at each amount of compute.
+    """Approach 1: the size with the lowest training curve at each amount of compute.
 
-    A size counts once, at the middle (in log) of its stretch of the envelope: the middles of a
-    staircase's steps have its slope. The first and the last size are left out, because their
-    stretches continue beyond the trained budgets. Raises UserError if fewer than two sizes remain.
+    Raises UserError if fewer than two sizes remain.
     """
     runs = [run for run in runs if len(run.curve) >= 5]
     if not runs:
@@ -167,6 +169,9 @@ def envelope(runs: Sequence[Run]) -> Allocation:
     winners = np.argmin([_smoothed(run.curve, grid) for run in runs], axis=0)
     best_size = np.array([runs[i].params for i in winners])
     tokens = grid * np.array([runs[i].tokens / runs[i].flops for i in winners])
+    # The best size is a step function of compute. Each size is one point, in the middle of its
+    # step, because these middles have the slope of the law that underlies the steps. The steps of
+    # the first and the last size continue beyond the trained budgets, so their middles are unknown.
     points = [
         (_log_mean(grid[best_size == size]), size, _log_mean(tokens[best_size == size]))
         for size in sizes
@@ -182,7 +187,7 @@ def _log_mean(values: np.ndarray) -> float:
 def _smoothed(curve: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Returns the loss of a curve at the amounts of compute in `grid`, infinite outside the curve.
 
-    A smoothing spline in log-log gives it. Cross-validation chooses its stiffness.
+    It is a smoothing spline in log-log space, whose regularization is chosen by cross-validation.
     """
     spline = interpolate.make_smoothing_spline(*np.log(curve.T))
     return np.where(
@@ -192,16 +197,16 @@ def _smoothed(curve: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Parabola:
-    """The loss of a budget's runs as a parabola in log N."""
+    """The loss of the runs of one budget as a parabola in log N."""
 
     flops: float
     runs: list[Run]
     coefficients: np.ndarray  # for numpy.polyval
-    best: float | None  # N; None: the lowest point is outside the sizes
+    best: float | None  # N at the minimum; None: there is none between the smallest and largest N
 
 
 def parabolas(runs: Sequence[Run]) -> list[Parabola]:
-    """Returns a parabola for each budget with three sizes or more, the smallest budget first."""
+    """Returns a parabola for each budget with three sizes or more, smallest budget first."""
     fitted = []
     for group in _budgets(runs):
         if len({run.params for run in group}) < 3:
@@ -209,7 +214,7 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
         lowest = min(range(len(group)), key=lambda i: group[i].loss)
         start = min(max(lowest - _NUM_NEAREST // 2, 0), max(len(group) - _NUM_NEAREST, 0))
         nearest = group[start : start + _NUM_NEAREST]
-        # a resample may have the same run several times
+        # A bootstrap sample may contain the same run several times.
         if len({run.params for run in nearest}) < 3:
             continue
         log_params = np.log([run.params for run in nearest])
@@ -223,7 +228,7 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def _budgets(runs: Sequence[Run]) -> list[list[Run]]:
-    """Returns the runs of each budget, ordered by size."""
+    """Returns the runs of each budget in ascending order of size."""
     ordered = sorted(runs, key=lambda run: run.flops)
     breaks = [
         i
@@ -237,9 +242,9 @@ def _budgets(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def isoflop(runs: Sequence[Run]) -> Allocation:
-    """Approach 2: the lowest point of a parabola through the losses of each compute budget.
+    """Approach 2: the minimum of a parabola that is fitted to the losses of each compute budget.
 
-    Raises UserError if fewer than two budgets have one.
+    Raises UserError if fewer than two budgets have a minimum.
     """
     points = []
     for parabola in parabolas(runs):
@@ -255,18 +260,18 @@ def isoflop(runs: Sequence[Run]) -> Allocation:
 
 # --------------------------------------------------------------------------------------------------
 # The parametric law L(N, D), which is approach 3 of Hoffmann et al. 2022, section 3.3, and
-# bootstrap intervals of the values of any fit.
+# bootstrap intervals for any fit.
 
-HUBER = 1e-3  # larger residuals of the log loss count linearly (section 3.3)
-_NUM_STARTS = 8  # of the grid of starts, the best
+HUBER = 1e-3  # residuals of the log loss above this count linearly (section 3.3)
+_NUM_STARTS = 8  # best points of the grid from which the optimization starts
 
 
 def parametric(runs: Sequence[Run], near: Law | None = None) -> Law:
-    """Fits the law to the logarithm of the losses, with Huber's loss (equation 3).
+    """Fits the law to the logarithms of the losses with the Huber loss (equation 3).
 
-    The fit begins at the best of a grid of starts, or at `near` alone. For each alpha and beta of
-    the grid, E, A and B are the non-negative least squares. Raises UserError for fewer than five
-    runs, two sizes or two amounts of data.
+    The optimization starts from the best points of a grid, or only from `near`. At each alpha and
+    beta of the grid, E, A and B are the solution of non-negative least squares. Raises UserError
+    for fewer than five runs, two sizes or two amounts of data.
     """
     num_sizes = len({run.params for run in runs})
     num_amounts = len({run.tokens for run in runs})
@@ -284,7 +289,8 @@ def parametric(runs: Sequence[Run], near: Law | None = None) -> Law:
 class _Problem:
     """The least-squares problem in theta = (log E, log A', alpha, log B', beta).
 
-    A' and B' belong to N and D divided by their geometric means.
+    A' and B' are the coefficients for N and D divided by their geometric means. Centering log N and
+    log D in this way makes log A' and alpha nearly independent of each other.
     """
 
     def __init__(self, runs: Sequence[Run]):
@@ -297,7 +303,7 @@ class _Problem:
         self.d = log_tokens - self.mean_tokens
 
     def terms(self, theta) -> np.ndarray:
-        """Returns the three terms of the law for each run (3, runs)."""
+        """Returns the three terms of the law for each run, (3, runs)."""
         e, a, alpha, b, beta = theta
         return np.array(
             [
@@ -311,7 +317,7 @@ class _Problem:
         return np.log(self.terms(theta).sum(axis=0)) - self.log_loss
 
     def slopes(self, theta) -> np.ndarray:
-        """Returns the Jacobian of the residuals (runs, 5)."""
+        """Returns the Jacobian of the residuals, (runs, 5)."""
         share = self.terms(theta) / self.terms(theta).sum(axis=0)
         columns = [share[0], share[1], -self.n * share[1], share[2], -self.d * share[2]]
         return np.stack(columns, axis=1)
@@ -332,21 +338,23 @@ class _Problem:
         )
 
     def grid_of_starts(self) -> list[np.ndarray]:
-        """Returns the best of a grid over alpha and beta."""
+        """Returns the best starting points of a grid over alpha and beta."""
         exponents = np.geomspace(0.05, 2, 12)
         starts = [self._start(alpha, beta) for alpha in exponents for beta in exponents]
         starts.sort(key=lambda start: start[1])
         return [theta for theta, _ in starts[:_NUM_STARTS]]
 
     def _start(self, alpha: float, beta: float) -> tuple[np.ndarray, float]:
-        """Returns theta and its error: E, A and B by least squares of the relative error."""
+        """Returns the theta that minimizes the squared relative error at alpha and beta, and the
+        error.
+        """
         columns = np.stack(
             [np.ones_like(self.n), np.exp(-alpha * self.n), np.exp(-beta * self.d)], axis=1
         )
         coefficients, error = optimize.nnls(
             columns / np.exp(self.log_loss)[:, None], np.ones_like(self.n)
         )
-        e, a, b = np.log(np.maximum(coefficients, 1e-3))
+        e, a, b = np.log(np.maximum(coefficients, 1e-3))  # a coefficient may be 0
         return np.array([e, a, alpha, b, beta]), error
 
     def start_near(self, law: Law) -> np.ndarray:
@@ -375,10 +383,10 @@ def bootstrap(
     samples: int = 100,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Returns 80 % intervals of the values of `estimate`, from the 10th to the 90th percentile.
+    """Returns 80% intervals for the values of `estimate`, from the 10th to the 90th percentile.
 
-    `estimate` is called on runs that are drawn with replacement. Draws that it refuses are left
-    out. The intervals are absent if it refuses more than half of the draws.
+    `estimate` is called on runs that are drawn with replacement. Draws for which it raises
+    UserError are left out; if they are more than half, there are no intervals.
     """
     rng = np.random.default_rng(seed)
     estimates = []

@@ -1,4 +1,4 @@
-"""PNG files of a family's runs and of the laws fitted to them."""
+"""Figures of the runs of a family, and of the laws fitted to them, as PNG files."""
 
 import json
 import pathlib
@@ -18,10 +18,11 @@ _LOSS = "loss, nats a token"
 
 
 def draw(runs: list[laws.Run], fits: Fits, folder, files: Files = NO_FILES) -> list:
-    """Draws two files into `folder` and returns their paths.
+    """Draws two figures into `folder`, and returns the paths of their files.
 
-    laws.png has L(N), L(D) and L(C). optimum.png has the three approaches to the compute-optimal
-    model, and the held-out run if there is one. `files` are those of `runs.collect`.
+    laws.png shows L(N), L(D) and L(C). optimum.png shows the three approaches to the
+    compute-optimal model, and the held-out run if there is one. `files` is passed on to
+    `runs.measured`.
     """
     return [
         _saved(_laws(runs, fits), folder, "laws.png"),
@@ -33,14 +34,14 @@ def _laws(runs, fits):
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")
-    colours = _colours(runs)
+    colors = _colors(runs)
     for axes, (name, quantity) in zip(figure.subplots(1, 3), AXES.items()):
         if quantity == "flops":
             for run in runs:
                 flops, losses = run.curve.T
-                axes.plot(flops, losses, color=colours[run.params], alpha=0.25, linewidth=1)
+                axes.plot(flops, losses, color=colors[run.params], alpha=0.25, linewidth=1)
         for run in runs:
-            axes.plot(getattr(run, quantity), run.loss, "o", color=colours[run.params])
+            axes.plot(getattr(run, quantity), run.loss, "o", color=colors[run.params])
         if law := fits.power_laws.get(name):
             best = laws.frontier(runs, quantity)
             x = np.geomspace(getattr(best[0], quantity), getattr(best[-1], quantity))
@@ -69,22 +70,22 @@ def _optimum(runs, fits, folder, files):
 
 
 def _parabolas(axes, parabolas):
-    """Draws the losses of runs at equal compute."""
+    """Draws the loss by size at each budget, with the parabolas and their minima."""
     for parabola in parabolas:
         sizes = [run.params for run in parabola.runs]
         losses = [run.loss for run in parabola.runs]
         points = axes.plot(sizes, losses, "o", label=f"{parabola.flops:.2g} FLOPs")[0]
-        colour = points.get_color()
+        color = points.get_color()
         x = np.geomspace(sizes[0], sizes[-1])
-        axes.plot(x, np.polyval(parabola.coefficients, np.log(x)), color=colour, linewidth=1)
+        axes.plot(x, np.polyval(parabola.coefficients, np.log(x)), color=color, linewidth=1)
         if parabola.best:
             lowest = np.polyval(parabola.coefficients, np.log(parabola.best))
-            axes.plot(parabola.best, lowest, "v", color=colour)
+            axes.plot(parabola.best, lowest, "v", color=color)
     axes.set(title="loss at equal compute", xlabel=_LABELS["params"], ylabel=_LOSS, xscale="log")
 
 
 def _best_sizes(axes, runs, fits):
-    """Draws the best size for a budget, by each approach."""
+    """Draws the compute-optimal size by budget, according to each approach."""
     flops = np.geomspace(min(run.flops for run in runs), max(run.flops for run in runs))
     for name, allocation in fits.allocations.items():
         points = axes.plot(allocation.points[:, 0], allocation.points[:, 1], "o")[0]
@@ -109,12 +110,12 @@ def _best_sizes(axes, runs, fits):
 
 
 def _parametric_law(axes, runs, fits, folder, files):
-    """Draws L(N, D) by D for each size, with the held-out run."""
-    for size, colour in _colours(runs).items():
+    """Draws L(N, D) as a function of D for each size, and the held-out run."""
+    for size, color in _colors(runs).items():
         points = sorted((run.tokens, run.loss) for run in runs if run.params == size)
         tokens = np.geomspace(points[0][0], points[-1][0])
-        axes.plot(*zip(*points), "o", color=colour, label=f"N {size:,}")
-        axes.plot(tokens, fits.law(size, tokens), color=colour, linewidth=1)
+        axes.plot(*zip(*points), "o", color=color, label=f"N {size:,}")
+        axes.plot(tokens, fits.law(size, tokens), color=color, linewidth=1)
     _held_out(axes, folder, files)
     axes.set(
         title=f"L(N, D), $R^2$ {fits.law.r2:.3f}",
@@ -126,7 +127,7 @@ def _parametric_law(axes, runs, fits, folder, files):
 
 
 def _held_out(axes, folder, files):
-    """Draws the prediction with its interval, and the measurement."""
+    """Draws the prediction for the held-out run with its interval, and the measurement."""
     if (folder / PREDICTION).is_file():
         prediction = json.loads((folder / PREDICTION).read_text())
         loss = prediction["loss"]
@@ -145,8 +146,8 @@ def _held_out(axes, folder, files):
         axes.plot(run.tokens, run.loss, "r*", markersize=12, label="measured")
 
 
-def _colours(runs) -> dict:
-    """Returns a colour for each size, in their order."""
+def _colors(runs) -> dict:
+    """Returns a color for each size, in ascending order of size."""
     from matplotlib import colormaps
 
     sizes = sorted({run.params for run in runs})
@@ -168,7 +169,7 @@ def _finish(axes) -> None:
         if axis.get_scale() != "log":
             continue
         low, high = axis.get_view_interval()
-        if label == _LOSS:  # less than a decade, so plain numbers
+        if label == _LOSS:  # spans less than a decade, so plain numbers are clearer
             axis.set_major_formatter(ScalarFormatter())
             axis.set_minor_formatter(ScalarFormatter())
             continue
@@ -186,7 +187,7 @@ def _finish(axes) -> None:
 
 def _saved(figure, folder, name: str):
     path = buckets.folder_of_run(folder) / name
-    with tempfile.TemporaryDirectory() as local_folder:  # a bucket takes whole files
+    with tempfile.TemporaryDirectory() as local_folder:  # a bucket only takes whole files
         local = pathlib.Path(local_folder) / name
         figure.savefig(local, dpi=100)
         path.write_bytes(local.read_bytes())

@@ -1,4 +1,4 @@
-"""Training and measurements of a family's runs, each in its folder."""
+"""Training and measuring the runs of a family, each in its own folder."""
 
 import pathlib
 import types
@@ -24,7 +24,8 @@ NO_FILES: spec.Files = types.MappingProxyType({})
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
     """Trains each config in `folder`/name, one after the other.
 
-    A finished run is left as it is. An unfinished run continues. Raises as `runs.train.train` does.
+    Finished runs are left as they are, and unfinished runs are continued. Raises UserError as
+    `runs.train.train` does, and for configs with early stopping.
     """
     folder = buckets.folder_of_run(folder)
     for name, config in configs.items():
@@ -33,6 +34,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
                 f"config.train.patience={config.train.patience} ({name}): the runs of a "
                 "scaling law must not end early; leave it at 0"
             )
+    # The FLOPs of all runs are known in advance, so they can measure the progress of the family.
     costs = {name: estimate.training(make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
@@ -48,10 +50,10 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
 
 
 def collect(folder, files: spec.Files = NO_FILES) -> list[Run]:
-    """Returns the measurements of the finished runs in `folder`, without the held-out one.
+    """Returns the measurements of the finished runs in `folder`, except for the held-out run.
 
-    Unfinished runs are named on stderr. `files` are those of `spec.read`. Raises UserError if no
-    run is finished.
+    Unfinished runs are listed on stderr. `files` is passed on to `spec.read`. Raises UserError if
+    no run is finished.
     """
     folder = buckets.folder_of_run(folder)
     if not folder.is_dir():
@@ -70,11 +72,12 @@ def collect(folder, files: spec.Files = NO_FILES) -> list[Run]:
 
 
 def measured(folder: pathlib.Path | buckets.Path, files: spec.Files = NO_FILES) -> Run | None:
-    """Returns the measurements in metrics.jsonl of the run in `folder`, or None if unfinished."""
+    """Returns the measurements of the run in `folder`, or None if it is unfinished."""
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
     config = spec.read(folder, files).config
     lines = spec.metrics(folder)
+    # Only the evaluation at the end counts, where the schedule of the learning rate has ended.
     final_losses = [
         line["valid/loss"]
         for line in lines
@@ -94,9 +97,9 @@ def measured(folder: pathlib.Path | buckets.Path, files: spec.Files = NO_FILES) 
 
 
 def _curve(logged: list[dict], log_every: int) -> np.ndarray:
-    """Returns the curve (points, 2) of a run.
+    """Returns the training curve of a run, (points, 2); see `Run`.
 
-    It has the FLOPs in the middle of each complete interval of the log and its mean training loss.
+    Incomplete intervals of the log, as after an interruption, are left out.
     """
     previous_lines = [{"step": 0, "train/flops_total": 0.0}, *logged]
     points = [

@@ -1,1 +1,1 @@
-"""Scores of predictions: BLEU, F1, exact match and others."""
+"""Evaluation scores: BLEU, ROUGE, F1, exact match, word error rate and others."""

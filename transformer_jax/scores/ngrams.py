@@ -1,4 +1,4 @@
-"""N-gram models of tokens and of residues, the floor of a language model."""
+"""N-gram models of tokens and of residues, as baselines for language models."""
 
 import dataclasses
 import functools
@@ -10,25 +10,24 @@ from jaxtyping import Float64, Int, Int64, Integer
 from scipy import optimize
 
 # --------------------------------------------------------------------------------------------------
-# N-gram models: the probability of a token from counts of the n - 1 tokens before it.
-#
-# They are the floor of a language model (Jurafsky & Martin, "Speech and Language Processing",
-# chapter 3). A shorter context takes the place of one that the counted text does not have.
+# N-gram models, which predict a token from counts of the n - 1 tokens before it (Jurafsky & Martin,
+# "Speech and Language Processing", chapter 3). For a context that does not occur in the counted
+# text, a shorter context is used.
 
-_MOST_HELD_OUT = 2**17  # tokens that smoothing is fitted on
-_ROUNDS = 100  # of expectation maximization, at most
-_LEAST_CHANGE = 1e-4  # of a weight; smaller changes end it
-_BINS = 64  # of contexts, by the power of two of their occurrences
-# The range of the counts that are added.
+_MOST_HELD_OUT = 2**17  # maximum number of tokens on which smoothing is fitted
+_ROUNDS = 100  # maximum number of iterations of expectation maximization
+_LEAST_CHANGE = 1e-4  # stop if no weight changes by more than this
+_BINS = 64  # bins of contexts, one for each power of two of their number of occurrences
+# The range in which `k` of add-k smoothing is searched.
 _LEAST_ADDED, _MOST_ADDED = 1e-6, 1e3
 
 
 @dataclasses.dataclass(frozen=True)
 class Occurrences:
-    """How often a counted text has the n-grams of a text of N tokens, and their contexts.
+    """For each token of a text, how often its n-grams and their contexts occur in a counted text.
 
-    Row n - 1 of `grams` and `contexts` (orders, N) is for the n-grams that end with each token. An
-    n-gram that begins before the text counts as one that does not occur.
+    Row n - 1 of `grams` and `contexts` is for the n-grams that end with each of the N tokens. An
+    n-gram that would start before the text has 0 occurrences.
     """
 
     grams: Int64[np.ndarray, "orders N"]
@@ -37,26 +36,27 @@ class Occurrences:
 
     @functools.cached_property
     def frequencies(self) -> Float64[np.ndarray, "orders N"]:
-        """The relative frequencies (maximum likelihood); 0 for an n-gram that does not occur."""
+        """The maximum likelihood estimates; 0 for an n-gram that does not occur."""
         return self.grams / np.maximum(self.contexts, 1)
 
     def add_k(self, order: int, k: float) -> Float64[np.ndarray, " N"]:
-        """Returns the probabilities where each n-gram occurs `k` times more (Lidstone 1920)."""
+        """Returns the probabilities with add-k smoothing (Lidstone 1920)."""
         grams, contexts = self.grams[order - 1], self.contexts[order - 1]
         return (grams + k) / (contexts + k * self.vocab_size)
 
     def interpolated(
         self, weights: Float64[np.ndarray, "orders bins"]
     ) -> Float64[np.ndarray, " N"]:
-        """Returns the probabilities of Jelinek & Mercer 1980.
+        """Returns the interpolated probabilities of Jelinek & Mercer 1980.
 
-        p_n = w p_ML + (1 - w) p_(n - 1), where p_0 is uniform. The weight w is that of the order
-        and of the bin of the context's occurrences. Bin 0, of unseen contexts, must have weight 0.
+        p_n = w p_ML + (1 - w) p_(n - 1), where p_0 is uniform. The weight w depends on the order n,
+        and on the bin of the number of occurrences of the context. The weights of bin 0, which is
+        for contexts that do not occur, must be 0.
         """
         return self._by_order(self._chosen(weights))[-1]
 
     def fitted_k(self, order: int) -> float:
-        """Returns the `k` of `add_k` with which this text is the most likely."""
+        """Returns the `k` of `add_k` that maximizes the likelihood of this text."""
 
         def loss(log_k: float) -> float:
             return -float(np.log(self.add_k(order, math.exp(log_k))).mean())
@@ -65,10 +65,10 @@ class Occurrences:
         return math.exp(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)
 
     def fitted_weights(self) -> Float64[np.ndarray, "orders bins"]:
-        """Returns the weights of `interpolated` for this text, by expectation maximization.
+        """Returns the weights of `interpolated` that maximize the likelihood of this text.
 
-        Half a token more for each choice keeps them above 0 and below 1: no token is impossible.
-        A bin that this text does not have gets the weight of the bin below it.
+        They are found by expectation maximization. A bin without tokens in this text gets the
+        weight of the next lower bin that has some.
         """
         weights = np.full((len(self.grams), _BINS), 0.5)
         weights[:, 0] = 0.0
@@ -79,12 +79,12 @@ class Occurrences:
         return weights
 
     def _chosen(self, weights):
-        """Returns the weight of each n-gram (orders, N)."""
+        """Returns the weight of each n-gram, (orders, N)."""
         return np.take_along_axis(weights, self._bins, axis=1)
 
     @functools.cached_property
     def _bins(self) -> Integer[np.ndarray, "orders N"]:
-        """0 for an unseen context, b for one of 2^(b - 1) to 2^b - 1 occurrences."""
+        """0 for a context that does not occur, b for 2^(b - 1) to 2^b - 1 occurrences."""
         return np.frexp(self.contexts)[1]
 
     def _by_order(self, chosen) -> list[np.ndarray]:
@@ -95,16 +95,19 @@ class Occurrences:
         return estimates
 
     def _maximized(self, chosen):
-        """Returns the weights after a round of expectation maximization."""
+        """Returns the weights after an iteration of expectation maximization."""
         by_order = self._by_order(chosen)
         own = chosen * self.frequencies
         bins = self._bins
-        # The probability that the estimate of an order, or of a lower one, gives the token.
+        # Posterior probability that the token was drawn from the estimate of this order or a lower
+        # one, where the latent variable of a token is the order of the estimate.
         reached = np.ones(self.grams.shape[1])
         weights = np.zeros((len(own), _BINS))
         for row in reversed(range(len(own))):
             taken = reached * own[row] / by_order[row + 1]
             totals = np.bincount(bins[row], reached, _BINS)
+            # Half a token is added to both choices, so that a weight is neither 0 nor 1. With a
+            # weight of 1, a token that does not follow a context would have probability 0.
             weights[row] = (np.bincount(bins[row], taken, _BINS) + 0.5) / (totals + 1)
             weights[row] = weights[row][_last_nonzero(totals)]
             reached = reached - taken
@@ -113,7 +116,7 @@ class Occurrences:
 
 
 def _last_nonzero(totals: np.ndarray) -> np.ndarray:
-    """Returns, for each place, the last place up to it that is not 0; 0 where there is none."""
+    """Returns, for each index, the last index up to it with a total above 0; 0 if there is none."""
     return np.maximum.accumulate(np.where(totals > 0, np.arange(len(totals)), 0))
 
 
@@ -121,12 +124,14 @@ def _last_nonzero(totals: np.ndarray) -> np.ndarray:
 class NGrams:
     """The counts of a text's n-grams of the orders 1, 2 and so on.
 
-    An n-gram is the number `context * vocab_size + token`. Its context is the place of the
-    (n - 1)-gram before the token in the table of that order. The empty context is 0.
+    An n-gram is encoded as the number `context * vocab_size + token`. Its context is the index of
+    the (n - 1)-gram in front of the token in the table of that order; the empty context is 0. So
+    numbers of n-grams stay below the length of the text times the size of the vocabulary, for any
+    order.
     """
 
     vocab_size: int
-    # For each order: the n-grams that occur, in order, and how often.
+    # For each order, the n-grams that occur, in ascending order, and their counts.
     tables: tuple[tuple[np.ndarray, np.ndarray], ...]
 
     @classmethod
@@ -136,40 +141,43 @@ class NGrams:
         tables = []
         for _ in range(order):
             numbers = _numbers(contexts, tokens, vocab_size)
-            ngrams, places, counts = _distinct(numbers[numbers >= 0])
+            ngrams, indices, counts = _distinct(numbers[numbers >= 0])
             tables.append((ngrams, counts))
-            within = np.full(len(tokens), -1)
-            within[numbers >= 0] = places
-            contexts = _before(within)
+            in_table = np.full(len(tokens), -1)
+            in_table[numbers >= 0] = indices
+            contexts = _contexts(in_table)
         return cls(vocab_size, tuple(tables))
 
     def occurrences(self, tokens: Integer[np.ndarray, " N"]) -> Occurrences:
         """Returns how often the counted text has the n-grams of another text."""
         contexts = np.zeros(len(tokens), np.int64)
-        size_before = 1  # contexts of the first order
+        num_contexts = 1  # the empty one
         rows = []
         for ngrams, counts in self.tables:
             numbers = _numbers(contexts, tokens, self.vocab_size)
-            places = np.searchsorted(ngrams, numbers)
-            occurs = np.append(ngrams, -2)[places] == numbers  # no number is -2
-            of_context = np.bincount(ngrams // self.vocab_size, counts, size_before)
-            of_context = np.append(of_context.astype(np.int64), 0)  # of the context -1
-            rows.append((np.where(occurs, np.append(counts, 0)[places], 0), of_context[contexts]))
-            contexts = _before(np.where(occurs, places, -1))
-            size_before = len(ngrams)
-        grams, of_contexts = (np.stack(parts) for parts in zip(*rows))
-        return Occurrences(grams, of_contexts, self.vocab_size)
+            indices = np.searchsorted(ngrams, numbers)
+            occurs = np.append(ngrams, -2)[indices] == numbers  # no number is -2
+            context_counts = np.bincount(ngrams // self.vocab_size, counts, num_contexts)
+            # The last entry is for the context -1, which is unknown.
+            context_counts = np.append(context_counts.astype(np.int64), 0)
+            gram_counts = np.where(occurs, np.append(counts, 0)[indices], 0)
+            rows.append((gram_counts, context_counts[contexts]))
+            contexts = _contexts(np.where(occurs, indices, -1))
+            num_contexts = len(ngrams)
+        all_grams, all_contexts = (np.stack(parts) for parts in zip(*rows))
+        return Occurrences(all_grams, all_contexts, self.vocab_size)
 
     def following(
         self, context: Sequence[int], weights: Float64[np.ndarray, "orders bins"]
     ) -> Float64[np.ndarray, " V"]:
-        """Returns the probability of each token after `context`, see `Occurrences.interpolated`."""
+        """Returns the probability of each token after `context`; see `Occurrences.interpolated`."""
         estimate = np.full(self.vocab_size, 1 / self.vocab_size)
         for order, (ngrams, counts) in enumerate(self.tables[: len(context) + 1]):
-            place = self._place(context[len(context) - order :])
-            if place is None:
-                break
-            bounds = np.array([place, place + 1]) * self.vocab_size
+            index = self._index(context[len(context) - order :])
+            if index is None:
+                break  # longer contexts do not occur either
+            # The n-grams with the same context are consecutive in the table.
+            bounds = np.array([index, index + 1]) * self.vocab_size
             first, last = np.searchsorted(ngrams, bounds)
             total = counts[first:last].sum()
             frequency = np.zeros(self.vocab_size)
@@ -178,37 +186,37 @@ class NGrams:
             estimate = weight * frequency + (1 - weight) * estimate
         return estimate
 
-    def _place(self, tokens: Sequence[int]) -> int | None:
-        """Returns the place of an n-gram in the table of its order; None where it does not occur.
+    def _index(self, tokens: Sequence[int]) -> int | None:
+        """Returns the index of an n-gram in the table of its order; None if it does not occur.
 
-        That of the empty one is 0.
+        The index of the empty n-gram is 0.
         """
-        place = 0
+        index = 0
         for (ngrams, _), token in zip(self.tables, tokens):
-            number = place * self.vocab_size + token
-            place = int(np.searchsorted(ngrams, number))
-            if place == len(ngrams) or ngrams[place] != number:
+            number = index * self.vocab_size + token
+            index = int(np.searchsorted(ngrams, number))
+            if index == len(ngrams) or ngrams[index] != number:
                 return None
-        return place
+        return index
 
 
 def _numbers(
     contexts: Int64[np.ndarray, " N"], tokens: Integer[np.ndarray, " N"], vocab_size: int
 ) -> Int64[np.ndarray, " N"]:
-    """Returns the number of the n-gram at each token; -1 after an unknown context."""
+    """Returns the number of the n-gram that ends with each token; -1 after an unknown context."""
     return np.where(contexts < 0, -1, contexts * vocab_size + tokens)
 
 
-def _before(places: Int[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-    """Returns, as contexts, the places one token earlier."""
-    return np.concatenate([[-1], places[:-1]]).astype(np.int64)
+def _contexts(indices: Int[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+    """Returns each token's context, which is the n-gram that ends with the token before."""
+    return np.concatenate([[-1], indices[:-1]]).astype(np.int64)
 
 
 def _distinct(numbers: Int64[np.ndarray, " N"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the distinct numbers in order, the place of each number there, and their counts."""
+    """Returns the distinct numbers in order, the index of each number there, and their counts."""
     if not len(numbers) or numbers.max() > 4 * len(numbers):
         return np.unique(numbers, return_inverse=True, return_counts=True)
-    # Few numbers need no sorting.
+    # Small numbers can be counted without sorting.
     counts = np.bincount(numbers)
     return np.nonzero(counts)[0], (np.cumsum(counts > 0) - 1)[numbers], counts[counts > 0]
 
@@ -218,10 +226,10 @@ def scores(
 ) -> dict[str, dict[str, float]]:
     """Returns the losses of n-gram models on the tokens of a text after the first, in nats.
 
-    The models count the tokens `counted`. A unigram and a bigram model add `k`, and a trigram model
-    is interpolated. The last tenth of `counted`, left out of the counts at first, fits `k` and the
-    weights. `frequencies` has the relative frequencies of bigrams: their loss over those that the
-    counts have, and the number of the others, whose probability is 0.
+    The models are counted on `counted`: a unigram and a bigram model with add-k smoothing, and an
+    interpolated trigram model. `k` and the weights are fitted on the last tenth of `counted`, with
+    counts of the rest. The entry "frequencies" is for unsmoothed bigrams: the loss over the bigrams
+    that occur in `counted`, and the number of the others, whose probability is 0.
     """
     split = len(counted) - min(max(len(counted) // 10, 1), _MOST_HELD_OUT)
     held_out = NGrams.count(counted[:split], 3, vocab_size).occurrences(counted[split:])
@@ -244,10 +252,10 @@ def _loss(probabilities: np.ndarray) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# N-gram models of residues, the floor of a protein language model (Rives et al. 2021, table 1).
+# N-gram models of residues, as baselines for protein language models (Rives et al. 2021, table 1).
 
 _ORDER = 3
-_MOST_RESIDUES = 2**17  # tokens that the weights are fitted on
+_MOST_RESIDUES = 2**17  # maximum number of tokens on which the weights are fitted
 
 
 def residue_scores(
@@ -256,12 +264,12 @@ def residue_scores(
     vocab_size: int,
     end: int,
 ) -> dict[str, dict[str, float]]:
-    """Returns the loss of interpolated trigram models on the residues of proteins, in nats.
+    """Returns the losses of interpolated trigram models on the residues of proteins, in nats.
 
-    Both texts are proteins with the token `end` in front of and behind each. The models count the
-    first. "left" predicts a residue from the two before it, "both_sides" from its two neighbours,
-    which are never masked. "ece" is the exponential of the loss. The last tenth of `counted` fits
-    the weights of the orders.
+    Both texts are proteins with the token `end` before and after each. The models are counted on
+    `counted`. "left" predicts a residue from the two residues before it, and "both_sides" from the
+    residue on either side, which are never masked. "ece" is the exponential of the loss. The
+    weights are fitted on the last tenth of `counted`, with counts of the rest.
     """
     split = len(counted) - min(max(len(counted) // 10, 1), _MOST_RESIDUES)
     results = {}
@@ -282,21 +290,21 @@ def _left(counted, text, vocab_size: int, end: int) -> Occurrences:
 
 
 def _both_sides(counted, text, vocab_size: int, end: int) -> Occurrences:
-    """Returns the occurrences of residues after (left neighbour, right neighbour)."""
-    of_counted = _triples(counted, vocab_size, end)
-    of_text = _triples(text, vocab_size, end)
-    counts = NGrams.count(of_counted, _ORDER, 3 * vocab_size).occurrences(of_text)
+    """Returns the occurrences of residues given (left neighbor, right neighbor)."""
+    counted_triples = _triples(counted, vocab_size, end)
+    text_triples = _triples(text, vocab_size, end)
+    counts = NGrams.count(counted_triples, _ORDER, 3 * vocab_size).occurrences(text_triples)
     contexts = counts.contexts[:, 2::3].copy()
-    # A third of the tokens are residues; the others are neighbours.
+    # The empty context counts all tokens, of which a third are residues and the others neighbors.
     contexts[0] //= 3
     return Occurrences(counts.grams[:, 2::3], contexts, vocab_size)
 
 
 def _triples(text, vocab_size: int, end: int) -> np.ndarray:
-    """Returns (left neighbour, right neighbour, residue) of all residues, as one text.
+    """Returns (left neighbor, right neighbor, residue) of all residues, as one text.
 
-    Neighbours have tokens of their own.
+    Left and right neighbors have tokens of their own, so that they are not confused with residues.
     """
-    places = np.flatnonzero(text[1:-1] != end) + 1
-    sides = (text[places - 1] + vocab_size, text[places + 1] + 2 * vocab_size, text[places])
+    indices = np.flatnonzero(text[1:-1] != end) + 1
+    sides = (text[indices - 1] + vocab_size, text[indices + 1] + 2 * vocab_size, text[indices])
     return np.stack(sides, axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""Scores of predictions by their published definitions, with bootstrapped intervals."""
+"""Scores of predictions by their published definitions, with bootstrap intervals."""
 
 import collections
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 # --------------------------------------------------------------------------------------------------
-# Scores of labels, tags and answers, as the fine-tuning tasks report them.
+# Scores of labels, tags and answers, as reported by the fine-tuning tasks.
 
 
 def accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -18,7 +18,7 @@ def accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def f1(labels: np.ndarray, predicted: np.ndarray, num_labels: int) -> float:
-    """Returns the F1 of label 1 for two labels, as GLUE does, otherwise the macro F1."""
+    """Returns the F1 of label 1 if there are two labels, as GLUE does; otherwise the macro F1."""
     return macro_f1(labels, predicted, [1] if num_labels == 2 else range(num_labels))
 
 
@@ -42,9 +42,9 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, num_labels: int) -> np.
 
 
 def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns Matthews' correlation of two labellings (1975; for several labels Gorodkin 2004).
+    """Returns the Matthews correlation of two labelings (1975; for several labels Gorodkin 2004).
 
-    It is 0 if one of them is constant.
+    It is 0 if one of the labelings is constant.
     """
     classes, index = np.unique(np.concatenate([labels, predicted]), return_inverse=True)
     one_hot = np.eye(len(classes))[index]
@@ -54,26 +54,27 @@ def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Returns (type, first word, end) of the entities as conlleval finds them.
+    """Returns (type, first word, end) of the entities, as conlleval finds them.
 
-    The tags are IOB1, IOB2 or BIOES. Of tags without a mark, equal neighbours are one entity.
+    The tags are IOB1, IOB2 or BIOES. Without such prefixes, neighbors with equal tags are one
+    entity.
     """
     spans = []
     start = None
-    previous_mark, previous_kind = "O", ""
-    for place, tag in enumerate([*tags, "O"]):
+    previous_prefix, previous_kind = "O", ""
+    for index, tag in enumerate([*tags, "O"]):
         if re.match(r"[BIES](-|$)", tag):
-            mark, _, kind = tag.partition("-")
+            prefix, _, kind = tag.partition("-")
         else:
-            mark = "O" if tag == "O" else "I"
+            prefix = "O" if tag == "O" else "I"
             kind = tag
-        continues = mark in ("I", "E") and previous_mark in ("B", "I") and kind == previous_kind
+        continues = prefix in ("I", "E") and previous_prefix in ("B", "I") and kind == previous_kind
         if start is not None and not continues:
-            spans.append((previous_kind, start, place))
+            spans.append((previous_kind, start, index))
             start = None
-        if mark != "O" and start is None:
-            start = place
-        previous_mark, previous_kind = mark, kind
+        if prefix != "O" and start is None:
+            start = index
+        previous_prefix, previous_kind = prefix, kind
     return spans
 
 
@@ -82,7 +83,7 @@ def entity_f1(
 ) -> dict[str, float]:
     """Returns precision, recall and F1 over all entities.
 
-    An entity is right if its type and both its ends are (Tjong Kim Sang & De Meulder 2003).
+    An entity is right if its type and both of its ends are (Tjong Kim Sang & De Meulder 2003).
     """
     true_entities = _numbered_entities(labels)
     predicted_entities = _numbered_entities(predicted)
@@ -103,7 +104,7 @@ def _numbered_entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, str
 def normalised(answer: str) -> str:
     """Returns the answer in lower case, without punctuation, articles and extra spaces.
 
-    SQuAD's script compares answers in this form.
+    The evaluation script of SQuAD compares answers in this form.
     """
     answer = "".join(
         character for character in answer.lower() if character not in string.punctuation
@@ -114,32 +115,35 @@ def normalised(answer: str) -> str:
 def exact_match(answers: Sequence[str], predicted: str) -> float:
     """Returns 1 if the prediction is one of the answers, otherwise 0.
 
-    Without answers, the empty prediction is right.
+    If there are no answers, the empty prediction is right.
     """
-    return float(normalised(predicted) in _normalised_answers(answers))
+    return float(normalised(predicted) in _normalized_answers(answers))
 
 
 def overlap_f1(answers: Sequence[str], predicted: str) -> float:
-    """Returns the F1 of the shared words, for the best answer.
+    """Returns the F1 of the words shared with the best of the answers.
 
-    Rajpurkar et al. 2016, section 6.1. For an empty text it is whether both are empty (2018).
+    See Rajpurkar et al. 2016, section 6.1. If one of the texts is empty, the score is 1 if both are
+    and otherwise 0 (Rajpurkar et al. 2018).
     """
     words = normalised(predicted).split()
-    return max(_overlap(answer.split(), words) for answer in _normalised_answers(answers))
+    return max(_overlap(answer.split(), words) for answer in _normalized_answers(answers))
 
 
 def best_threshold(
     margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]
 ) -> tuple[float, float]:
-    """Returns the highest mean score and its threshold (Rajpurkar et al. 2018).
+    """Returns the highest mean score and the threshold for it (Rajpurkar et al. 2018).
 
-    Questions with a margin above the threshold are refused. `answered` and `refused` are the scores
-    of each question in both cases.
+    Questions with a margin above the threshold are predicted to have no answer. `answered` and
+    `refused` are the scores of each question in the two cases.
     """
     order = np.argsort(margins, kind="stable")
     margins = np.asarray(margins)[order]
     gains = (np.asarray(answered) - np.asarray(refused))[order]
-    is_last = np.append(margins[1:] > margins[:-1], True)  # of equal margins
+    # Questions with equal margins are on the same side of any threshold, so only the last of them
+    # is a candidate.
+    is_last = np.append(margins[1:] > margins[:-1], True)
     totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[is_last])
     thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[is_last])
     best = int(np.argmax(totals))
@@ -147,8 +151,8 @@ def best_threshold(
     return float(totals[best] / len(margins)), float(threshold)
 
 
-def _normalised_answers(answers: Sequence[str]) -> list[str]:
-    """Returns the normalised answers that are not empty, or [""] if all are."""
+def _normalized_answers(answers: Sequence[str]) -> list[str]:
+    """Returns the normalized answers that are not empty, or [""] if all are empty."""
     return [answer for answer in map(normalised, answers) if answer] or [""]
 
 
@@ -160,9 +164,9 @@ def _overlap(answer: list[str], predicted: list[str]) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# The bootstrap (Efron 1979): intervals of a score, and of the difference of two systems' scores.
+# The bootstrap (Efron 1979): intervals of a score, and of the difference between two systems.
 #
-# Examples are drawn with replacement, as many as there are. The draws are those of sacreBLEU.
+# Examples are drawn with replacement, as many as there are. The draws are the same as in sacreBLEU.
 
 _SAMPLES = 1000
 _SEED = 12345
@@ -170,51 +174,57 @@ _LEVEL = 0.95
 
 
 class Measure(Protocol):
-    """Scores of a corpus that follow from sums over its examples."""
+    """Scores of a corpus that are functions of sums over its examples.
+
+    So a bootstrap sample only needs a matrix product with the statistics, and no text is scored
+    again.
+    """
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """Returns float64 (N, S): the addends of each of the N examples."""
+        """Returns float64 (N, S): the S statistics of each of the N examples."""
 
     def scores(self, sums: np.ndarray, count: int) -> dict[str, float]:
         """Returns the scores of `count` examples, from the sums (S,) of their statistics."""
 
 
 def scores(measure: Measure, statistics: Float64[np.ndarray, "N S"]) -> dict[str, float]:
-    """Returns the scores of all examples. Without examples, the statistics have no sum."""
+    """Returns the scores over all examples, of which there must be at least one."""
     return measure.scores(statistics.sum(axis=0), len(statistics))
 
 
 def intervals(
     measure: Measure, statistics: Float64[np.ndarray, "N S"]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the interval of each score that holds 95 % of the samples (percentiles)."""
+    """Returns the 95% confidence interval of each score, by the percentile method."""
     return {name: _interval(sample) for name, sample in samples(measure, statistics).items()}
 
 
 def comparison(
     measure: Measure, first: Float64[np.ndarray, "N S"], second: Float64[np.ndarray, "N S"]
 ) -> dict[str, dict]:
-    """Returns the paired bootstrap of each score of two systems on the same examples.
+    """Compares each score of two systems on the same examples by the paired bootstrap.
 
-    Each result has the `score`, that of the other system (`against`), their `difference`, its
-    95 % `interval`, and the two-sided `p_value`: the share of samples whose difference is at least
-    as far from the mean difference as that is from 0 (Koehn 2004; Efron & Tibshirani 1993, chapter
-    16).
+    Each result has the first system's `score`, the second system's as `against`, their `difference`
+    with its 95% `interval`, and a two-sided `p_value`. The latter is the share of samples whose
+    difference is at least as far from the mean of the sampled differences as the measured
+    difference is from 0 (Koehn 2004; Efron & Tibshirani 1993, chapter 16).
     """
-    of_first, of_second = samples(measure, first), samples(measure, second)
+    # Both use the same draws, which makes the comparison a paired one.
+    first_samples, second_samples = samples(measure, first), samples(measure, second)
     ours, theirs = scores(measure, first), scores(measure, second)
     results = {}
     for name in ours:
-        sampled = of_first[name] - of_second[name]
+        sampled = first_samples[name] - second_samples[name]
         difference = ours[name] - theirs[name]
-        # Rounding must not hide that two systems are equal.
+        # The tolerance is for rounding: equal systems must have a p-value of 1.
         is_as_far = np.abs(sampled - sampled.mean()) >= abs(difference) - 1e-9
         results[name] = {
             "score": ours[name],
             "against": theirs[name],
             "difference": difference,
             "interval": _interval(sampled),
-            # One is added for the corpus itself (Davison & Hinkley 1997, section 4.2.5).
+            # The corpus itself counts as one more sample (Davison & Hinkley 1997, section 4.2.5),
+            # so that a p-value is never 0.
             "p_value": float((is_as_far.sum() + 1) / (_SAMPLES + 1)),
         }
     return results
@@ -223,7 +233,10 @@ def comparison(
 def samples(
     measure: Measure, statistics: Float64[np.ndarray, "N S"]
 ) -> dict[str, Float64[np.ndarray, " R"]]:
-    """Returns each score of R samples of the examples. Equal N give equal draws."""
+    """Returns each score for R samples of the examples.
+
+    The draws only depend on the number of examples N.
+    """
     count = len(statistics)
     rng = np.random.default_rng(_SEED)
     sampled = []

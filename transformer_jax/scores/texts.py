@@ -1,4 +1,4 @@
-"""Scores of texts: BLEU and chrF, ROUGE, word errors, exact match."""
+"""Scores of texts: BLEU and chrF, ROUGE, word error rate, exact match."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import sacrebleu
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# The scores of translations: sacreBLEU, chrF and the measure of Vaswani et al. 2017.
+# Scores of translations: sacreBLEU, chrF, and BLEU as in Vaswani et al. 2017.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,13 @@ class Bleu:
     """sacreBLEU (Post 2018) of a corpus, from 0 to 100."""
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """Returns float64 (N, 10): lengths of output and reference, n-grams in both, n-grams."""
-        # The counts are those of any order; the warning is about scores of sentences.
+        """Returns float64 (N, 10).
+
+        The columns are the lengths of output and reference, the matching n-grams of orders 1 to 4,
+        and all n-grams of the output of these orders.
+        """
+        # Only the counts are used, which do not depend on effective_order. It avoids sacreBLEU's
+        # warning about scores of single sentences.
         bleu = sacrebleu.BLEU(effective_order=True)
         scored = [bleu.sentence_score(*pair) for pair in zip(outputs, ([r] for r in references))]
         counts = [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scored]
@@ -35,7 +40,7 @@ class Bleu:
 
 
 def scores(outputs: list[str], references: list[str]) -> dict[str, float]:
-    """Returns sacreBLEU (Post 2018) and chrF (Popovic 2015) of a corpus, from 0 to 100."""
+    """Returns the sacreBLEU (Post 2018) and chrF (Popovic 2015) of a corpus, from 0 to 100."""
     return {
         "bleu": sacrebleu.corpus_bleu(outputs, [references]).score,
         "chrf": sacrebleu.corpus_chrf(outputs, [references]).score,
@@ -47,9 +52,9 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
 
     `language` is the code of the references' language, such as "de", or None if it is unknown.
 
-    `bleu_tokenized_compound_split` follows tensor2tensor's get_ende_bleu.sh: Moses tokenisation,
-    "a-b" split into "a ##AT##-##AT## b" on both sides, then BLEU on the tokens. It is higher than
-    sacreBLEU. The published 27.3 and 28.4 are such figures.
+    `bleu_tokenized_compound_split` follows get_ende_bleu.sh of tensor2tensor: Moses tokenization,
+    splitting "a-b" into "a ##AT##-##AT## b" in outputs and references, and then BLEU on the tokens.
+    It is higher than sacreBLEU. The published 27.3 and 28.4 were computed in this way.
     """
     bleu = sacrebleu.BLEU()
     bleu.corpus_score(outputs, [references])
@@ -70,7 +75,7 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
 
 
 def _moses_rules(language: str | None) -> tuple[str, str]:
-    """Returns the language of the rules that Moses applies, and its label for a signature."""
+    """Returns the language whose rules Moses applies, and its label for a signature."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     languages = {*NonbreakingPrefixes().available_langs.values(), "zh", "ja", "ko"}
@@ -91,23 +96,23 @@ def _compound_split(lines: list[str], language: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# ROUGE (Lin 2004): the scores of summaries, by the library rouge-score.
+# Scores of summaries: ROUGE (Lin 2004), computed by the library rouge-score.
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rouge:
-    """The mean F1 of words, pairs of words and longest common subsequences, from 0 to 100.
+    """The mean F1 of unigrams, bigrams and longest common subsequences, from 0 to 100.
 
-    Words are reduced to their Porter stems. rougeLsum joins the subsequences of all pairs of
-    sentences; papers on summaries print it as ROUGE-L.
+    Words are reduced to their Porter stems. rougeLsum takes the union of the subsequences over
+    pairs of sentences; papers on summarization report it as ROUGE-L.
     """
 
     sentences: Callable[[str], list[str]]  # splits a text
 
     def __post_init__(self):
-        _ = self._scorer  # a missing library is an error before any text is scored
+        _ = self._scorer  # raises the error for a missing library before any text is scored
 
     @cached_property
     def _scorer(self):
@@ -130,7 +135,7 @@ class Rouge:
         return np.array(values, np.float64).reshape(-1, len(NAMES))
 
     def _lines(self, text: str) -> str:
-        """Returns a text with a sentence a line, as the library reads it."""
+        """Returns a text with one sentence per line, as the library expects it."""
         return "\n".join(self.sentences(text))
 
     def scores(self, sums: np.ndarray, count: int) -> dict[str, float]:
@@ -138,21 +143,21 @@ class Rouge:
 
 
 # --------------------------------------------------------------------------------------------------
-# The word and the character error rate of transcripts, by the library jiwer.
+# Word and character error rates of transcripts, computed by the library jiwer.
 
 
 @dataclasses.dataclass(frozen=True)
 class WordErrors:
     """Substitutions, deletions and insertions per 100 words, and per 100 characters.
 
-    The rates are those of the whole set: all errors over all words.
+    The rates are computed over the whole set: all errors divided by all words.
     """
 
     def __post_init__(self):
-        _library()  # a missing library is an error before any text is scored
+        _library()  # raises the error for a missing library before any text is scored
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """Returns float64 (N, 4): errors and number of words, errors and number of characters."""
+        """Returns float64 (N, 4): errors in words, words, errors in characters, characters."""
         pairs = zip(outputs, references, strict=True)
         return np.array([_counts(*pair) for pair in pairs], np.float64).reshape(-1, 4)
 
@@ -162,8 +167,8 @@ class WordErrors:
 
 
 def _counts(output: str, reference: str) -> tuple[int, int, int, int]:
-    """Returns errors and number of the words of a reference, and those of its characters."""
-    if not reference.strip():  # all is inserted
+    """Returns the word errors, words, character errors and characters of one example."""
+    if not reference.strip():  # everything in the output is an insertion
         return len(output.split()), 0, len(output), 0
     jiwer = _library()
     words = jiwer.process_words(reference, output)
@@ -187,7 +192,7 @@ def _library():
 
 
 # --------------------------------------------------------------------------------------------------
-# Exact match: the score of labels and of short answers as text.
+# Exact match, for labels and short answers in the form of text.
 
 
 @dataclasses.dataclass(frozen=True)
