@@ -455,10 +455,13 @@ class Copy:
 
     def __init__(self, root: pathlib.Path, folder: str, arguments: list[str]):
         self.folder = pathlib.Path(folder) / "checkout"
-        ignored = shutil.ignore_patterns(
-            ".git", ".venv", "__pycache__", "runs", "build", "*.egg-info"
-        )
-        shutil.copytree(root, self.folder, symlinks=True, ignore=ignored)
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        outputs = {".git", ".venv", "runs", "build"}  # of the checkout, not those of a package
+
+        def left_out(path: str, names: list[str]) -> set[str]:
+            return ignored(path, names) | (outputs if pathlib.Path(path) == root else set())
+
+        shutil.copytree(root, self.folder, symlinks=True, ignore=left_out)
         self._arguments = arguments
         self._passes: dict[str, bool] = {}  # whether a test passes without a mutant
 

@@ -139,7 +139,6 @@ def test_a_long_text_is_read_in_windows(model):
     )
 
 
-@pytest.mark.full
 def test_likelihoods_and_completions_in_order(model, capsys):
     (whole, _), (first, _), (second, _) = model.loglikelihood(
         [asked("", "the king sings"), asked("", "the"), asked("", "the king")]

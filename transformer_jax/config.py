@@ -157,7 +157,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
     for section in ("model", "task"):
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(
-                f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/"
+                f"config.{section}.name is missing: it names a file in {classes.folder(section)}"
             )
     delta = {
         section: old_names.current(section, value) if isinstance(value, dict) else value

@@ -73,7 +73,6 @@ def test_a_checkpoint_equals_transformers_and_is_written_unchanged(tmp_path):
     assert configs.differences(first, second) == []
 
 
-@pytest.mark.full
 def test_two_vocabularies(tmp_path):
     folder = copied(MARIAN, tmp_path / "hf", share_encoder_decoder_embeddings=False)
     vocab = read_json(folder / "vocab.json")

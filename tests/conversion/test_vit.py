@@ -15,7 +15,6 @@ from transformer_jax.runs.open import open_run
 NAME = FOLDER.name
 
 
-@pytest.mark.full
 def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_path):
     convert.from_hf(FOLDER, tmp_path / "run")
     task, params = open_run(tmp_path / "run")

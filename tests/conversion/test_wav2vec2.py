@@ -115,7 +115,6 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(name,
         assert read_json(back / "tokenizer_config.json")["word_delimiter_token"] == "|"
 
 
-@pytest.mark.full
 def test_names_of_the_first_published_checkpoints(tmp_path):
     """They have the names that torch's first weight norm gave."""
     folder = copied(TRANSCRIPTS, tmp_path / "old")

@@ -80,7 +80,6 @@ def test_predicted_arguments_are_the_compiled_programs(name, mesh):
     assert measured.collectives["all-gather"]["bytes"] > measured.consumers["parameters"]
 
 
-@pytest.mark.full
 def test_an_unknown_chip_has_no_roofline(gpt):
     *inputs, measured = gpt
     assert measured.chip is measured.fits is measured.roofline is measured.mfu is None
@@ -93,7 +92,6 @@ def on_chip(measured, chip):
     return dataclasses.replace(measured, chip=chip, roofline=estimate.Roofline(0.25, 0.5, 0.125))
 
 
-@pytest.mark.full
 def test_advice_where_a_program_does_not_fit(gpt):
     """The config of a run is frozen."""
     config, *inputs, measured = gpt

@@ -54,7 +54,6 @@ def compiled(monkeypatch):
     return variants
 
 
-@pytest.mark.full
 def test_the_fastest_that_fits_comes_first(config, compiled):
     estimates = search.search(config, make_task, jax.devices())
     assert len(estimates) == len(compiled) == len(set(compiled)) <= search.MAX_COMPILED

@@ -43,7 +43,6 @@ def isoflop_runs(request):
     ]
 
 
-@pytest.mark.full
 def test_training_curves():
     for seed in range(3):
         rng = np.random.default_rng(seed)

@@ -140,7 +140,6 @@ def test_runs_that_may_end_early_are_refused(file, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.full
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     """The model is a file of the user's, which a measurement opens only where it is named."""
     model = tmp_path / "mine.py"
@@ -179,7 +178,6 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
         runs.collect(tmp_path / "runs", files)
 
 
-@pytest.mark.full
 def test_fit_predict_check(file, tmp_path):
     names = configs.load_module(file).FAMILY.names
     folder = tmp_path / "runs"

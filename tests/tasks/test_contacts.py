@@ -110,7 +110,6 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(esm, tmp_path):
     np.testing.assert_allclose(many, one, atol=1e-5, rtol=0)
 
 
-@pytest.mark.full
 def test_the_uses_of_a_run(esm, tmp_path):
     workdir = tmp_path / "run"
     resolved = resolve(build(esm, train__num_steps=1), workdir)

@@ -60,7 +60,6 @@ def test_three_proteins_are_learned(run):
     assert task.attention(params, "MKT").weights.shape == (2, 4, 5, 5)
 
 
-@pytest.mark.full
 def test_mutations_are_scored_with_all_places_masked(run):
     task, params = open_run(run)
     lines = ["MKTAYIAKQRQISFVKSHFS\tQ9A", "", "MKTAYIAKQRQISFVKSHFS\tQ9A, K2R"]
@@ -78,7 +77,6 @@ def test_mutations_are_scored_with_all_places_masked(run):
     assert done.stdout.startswith('{"score": -')
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "line, message",
     [

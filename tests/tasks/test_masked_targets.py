@@ -150,7 +150,6 @@ def test_greedy_outputs_are_those_of_whole_rows(family, request):
     assert outputs == expected and len(set(outputs)) > 3
 
 
-@pytest.mark.full
 def test_beams_have_the_probability_of_whole_rows(fresh):
     config = ConfigDict(fresh.task.config)
     for key, value in (("beam", 3), ("alpha", 0.0), ("max_length", 6)):
@@ -168,7 +167,6 @@ def test_beams_have_the_probability_of_whole_rows(fresh):
             np.testing.assert_allclose(total, score, rtol=1e-4)
 
 
-@pytest.mark.full
 def test_the_loss_of_an_evaluation_is_that_of_whole_rows(fresh):
     """A row holds several pairs, and each has the likelihood that decoding gives it."""
     task = fresh.task

@@ -80,7 +80,6 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
     assert same["convolution_0"] and same["convolution_norms_1"] and not same["encoder"]
 
 
-@pytest.mark.full
 def test_scores_of_a_set(transcribing):
     task, params = transcribing.task, transcribing.params
     scores = task.evaluate(params, "valid")
@@ -91,7 +90,6 @@ def test_scores_of_a_set(transcribing):
         task.evaluate(params, "test")
 
 
-@pytest.mark.full
 def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_path):
     task, params = transcribing.task, transcribing.params
     sounds = [speech.quantized(tones.sound(tones.text(number))) for number in range(3)]

@@ -274,6 +274,11 @@ class Recorded:
 _FOLDERS = {"model": "families", "task": "tasks", "source": "records"}
 
 
+def folder(section: str) -> str:
+    """Returns the folder whose files the names of a section are."""
+    return f"transformer_jax/{_FOLDERS[section]}/"
+
+
 def names(section: str) -> list[str]:
     """Returns the names of all models, tasks or sources, which are the files in their folder."""
     package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
@@ -422,7 +427,7 @@ def _comments(source: str) -> dict[str, str]:
         if token.type in (tokenize.INDENT, tokenize.DEDENT):
             depth += 1 if token.type == tokenize.INDENT else -1
         elif token.type == tokenize.NEWLINE:
-            behind = [statement.pop()] if statement and statement[-1].startswith("#") else above
+            behind = [token for token in statement if token.startswith("#")] or above
             if depth == 1 and statement[1:2] == [":"] and statement[0].isidentifier():
                 comments[statement[0]] = " ".join(line.lstrip("# ").strip() for line in behind)
             statement, above = [], []
