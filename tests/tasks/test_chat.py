@@ -223,7 +223,7 @@ def test_the_oldest_turns_make_room_for_the_answer():
     assert prompt(20) == system + first + last
     assert prompt(19) == system + last == prompt(12)
     assert prompt(19, messages[1:]) == first + last and prompt(9, messages[1:]) == last
-    with pytest.raises(UserError, match="the last message: its prompt of 7 tokens and an answer"):
+    with pytest.raises(UserError, match="the last message: its prompt of 7 tokens and a reply"):
         prompt(11)
 
 

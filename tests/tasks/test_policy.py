@@ -171,7 +171,7 @@ def test_prompts_of_files(tmp_path):
     paths = tuple(str(tmp_path / f"prompts.{ending}") for ending in ("jsonl", "txt"))
     assert list(Prompts(paths)) == ["a b", "c", messages, "e f", "g"]
     for wrong, message in (
-        (["3"], "not a JSON object"),
+        (["3"], "neither a JSON object"),
         ([json.dumps({"a": 1})], "no key 'prompt'"),
     ):
         (tmp_path / "wrong.jsonl").write_text("\n".join(wrong))

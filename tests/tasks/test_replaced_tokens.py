@@ -226,7 +226,11 @@ def test_a_discriminator_alone_is_not_trained(tmp_path):
         (dict(replaced_weight=0.0), {}, "config.task.replaced_weight=0.0: must be above 0"),
         (dict(pairs=True), dict(num_token_types=1), "config.task.pairs=false trains on single"),
         ({}, dict(generator_size=1.5), "config.model.generator_size=1.5: must be from 0 to 1"),
-        ({}, dict(generator_size=0.001), "config.model.generator_size=0.001: .* no width"),
+        (
+            {},
+            dict(generator_size=0.001),
+            "config.model.generator_size=0.001: .* a width of at least 1",
+        ),
     ],
 )
 def test_wrong_values_are_refused(tmp_path, task, model, message):
