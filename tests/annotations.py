@@ -6,6 +6,7 @@ their outer function runs: tracing a model then takes half as long again.
 """
 
 import ast
+import dataclasses
 import functools
 import importlib.abc
 import importlib.machinery
@@ -48,11 +49,20 @@ def checked(function):
         kinds = (structure, *map(_kind, leaves))
         if kinds in seen:
             return function(*arguments, **options)
+        for value in (*arguments, *options.values()):
+            if type(value).__module__ == f"{PACKAGE}.contracts.model":  # an `Inputs`
+                _check_fields(value)
         result = checks(*arguments, **options)
         seen.add(kinds)
         return result
 
     return call
+
+
+def _check_fields(inputs) -> None:
+    """Checks the fields of a model's `Inputs` against their annotations, and each other."""
+    fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    _checks(type(inputs).__init__)(object.__new__(type(inputs)), **fields)
 
 
 def _is_iterator(value) -> bool:

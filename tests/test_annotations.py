@@ -34,8 +34,10 @@ def test_the_methods_of_a_module_are_checked():
     with pytest.raises(TypeCheckError, match=r"LayerNorm.__call__"):
         LayerNorm().init({}, jnp.ones((2, 3), int))
     model = GPT(vocab_size=5, d_model=4, num_layers=1, num_heads=1, max_length=4)
-    with pytest.raises(TypeCheckError, match="row_positions"):
+    with pytest.raises(TypeCheckError, match="tokens"):
         model.init({}, jnp.ones((2, 4)))
+    with pytest.raises(TypeCheckError, match="segment_ids"):
+        model.init({}, jnp.ones((2, 4), int), segment_ids=jnp.ones((2, 3), int))
 
 
 @pytest.mark.full

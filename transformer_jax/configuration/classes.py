@@ -365,9 +365,9 @@ def check_ranges(cls: type, section: Mapping[str, Any], prefix: str) -> None:
 
     `prefix` is the prefix of the keys in messages, such as "train".
     """
-    for key, ranges in _ranges(cls).items():
-        for each in ranges if key in section else ():
-            each.check(f"{prefix}.{key}", section[key])
+    for key, value in section.items():
+        for each in _ranges(cls).get(key, ()):
+            each.check(f"{prefix}.{key}", value)
 
 
 def options(section: Mapping[str, Any]) -> dict[str, Any]:

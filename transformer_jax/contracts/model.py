@@ -668,9 +668,8 @@ class CachedSequenceToSequence(SequenceToSequence):
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        segments = target.segment_ids
-        mask = Mask(causal=True, query_segments=segments, key_segments=segments)
-        cross_mask = Mask(query_segments=segments, key_segments=source_segment_ids)
+        mask = target.mask.replace(causal=True)
+        cross_mask = Mask(query_segments=target.segment_ids, key_segments=source_segment_ids)
         return self.decoded(
             target.tokens,
             target.positions,
@@ -746,10 +745,10 @@ class Cached(Causal):
 
     @takes_inputs
     def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
-        segments, positions = inputs.segment_ids, inputs.positions
-        mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+        positions = inputs.positions
         if positions is None:
             positions = row_positions(inputs.tokens, self.max_length)
+        mask = inputs.mask.replace(causal=True)
         return self.decoded(inputs.tokens, positions, mask=mask, train=train)
 
     def cached(

@@ -235,6 +235,19 @@ def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
     )
 
 
+def carried_states(model: Any, params, batch, context: Context) -> tuple[jax.Array, Any]:
+    """Returns (the hidden states of rows that continue streams, the carry after these rows)."""
+    return model.apply(
+        {"params": params},
+        batch["tokens"],
+        context.carry,
+        restarts=batch["restarts"],
+        train=context.train,
+        method="advance",
+        rngs={"dropout": context.rng} if context.train else None,
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Tasks that continue to train the language model of an earlier run, on files of their own.
 

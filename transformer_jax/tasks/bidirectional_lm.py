@@ -10,7 +10,13 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.texts import BothWaysTexts
 from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.objectives.texts import TextTask, check_row_length, perplexities, perplexity
+from transformer_jax.objectives.texts import (
+    TextTask,
+    carried_states,
+    check_row_length,
+    perplexities,
+    perplexity,
+)
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -60,17 +66,8 @@ class BidirectionalLM(EncoderUse, TextTask):
         return {"loss": batch["weights"].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
-        variables = {"params": params}
-        states, carry = self.model.apply(
-            variables,
-            batch["tokens"],
-            context.carry,
-            restarts=batch["restarts"],
-            train=context.train,
-            method="advance",
-            rngs={"dropout": context.rng} if context.train else None,
-        )
-        output = self.model.apply(variables, method="output")
+        states, carry = carried_states(self.model, params, batch, context)
+        output = self.model.apply({"params": params}, method="output")
         metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
         for way, name in enumerate(_DIRECTIONS):
             labels, weights = batch["labels"][..., way], batch["weights"][..., way]

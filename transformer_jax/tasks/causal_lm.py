@@ -11,7 +11,7 @@ from transformer_jax.data import arguments
 from transformer_jax.data.texts import TextWindows
 from transformer_jax.inference import lowering
 from transformer_jax.inference.generation import Sampling
-from transformer_jax.objectives.texts import NextTokens, perplexities, perplexity
+from transformer_jax.objectives.texts import NextTokens, carried_states, perplexities, perplexity
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
 
@@ -69,17 +69,9 @@ class CausalLM(NextTokens):
         return self.model.initial_carry(rows) if self.carry else None
 
     def states(self, params, batch, context: Context):
-        if not self.carry:
-            return super().states(params, batch, context)
-        return self.model.apply(
-            {"params": params},
-            batch["tokens"],
-            context.carry,
-            restarts=batch["restarts"],
-            train=context.train,
-            method="advance",
-            rngs={"dropout": context.rng} if context.train else None,
-        )
+        if self.carry:
+            return carried_states(self.model, params, batch, context)
+        return super().states(params, batch, context)
 
     def derived(self, name, means):
         return perplexities(means["loss"], self._rows.eval[name].component.store.meta)
