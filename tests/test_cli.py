@@ -54,7 +54,6 @@ def test_the_same_command_has_nothing_to_do_and_a_longer_run_resumes(trained, ov
     assert "step 6/6" in longer.stderr
 
 
-@pytest.mark.full
 def test_translate_keeps_lines_and_order(trained):
     lines = [
         "a dog runs",
@@ -144,7 +143,6 @@ def test_a_workdir_without_its_tokenizer_is_refused(trained, tmp_path):
     )
 
 
-@pytest.mark.full
 def test_evaluate_prints_one_json_object(trained, tmp_path):
     done = call("evaluate", f"--workdir={trained}")
     assert done.returncode == 0, done.stderr
@@ -171,7 +169,6 @@ def test_evaluate_prints_one_json_object(trained, tmp_path):
 
 
 @pytest.mark.usefixtures("attention_in_one_program")
-@pytest.mark.full
 def test_n_best_scores_and_the_attention_picture(trained, tmp_path):
     done = call(
         "translate",

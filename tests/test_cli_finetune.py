@@ -90,7 +90,6 @@ def test_evaluate_and_inspect(trained):
     assert picture.stat().st_size > 3000
 
 
-@pytest.mark.full
 def test_predict(trained):
     labels = call("predict", trained.run, text=TEXT).stdout.split()
     lines = call("predict", trained.run, "--json", text=TEXT).stdout.splitlines()

@@ -49,7 +49,6 @@ def trained(flags, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.full
 def test_generate_streams_the_text_that_it_returns_as_json(trained, tmp_path):
     # 80 tokens are more than the window of 64.
     how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]

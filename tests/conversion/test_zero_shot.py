@@ -50,7 +50,6 @@ def test_live(architecture, tmp_path):
                 assert row == pytest.approx(other, rel=0, abs=CLOSE["atol"])
 
 
-@pytest.mark.full
 def test_the_command_line_classifies(tmp_path):
     classes = ("entailment", "not_entailment")
     run = converted("BertForSequenceClassification", classes, tmp_path)

@@ -67,7 +67,6 @@ def test_a_run_is_evaluated_and_predicts_files(run):
     assert float(total) / float(count) == pytest.approx(scores["loss"], rel=1e-4)
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 def test_the_programs(run, tmp_path):
     workdir, files = run

@@ -98,7 +98,6 @@ def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_p
     assert together == alone
 
 
-@pytest.mark.full
 def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(tones.text(number) for number in range(8)))
@@ -111,7 +110,6 @@ def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     assert next(own.transcribe(params, [sound]))[0] == best
 
 
-@pytest.mark.full
 def test_the_program(transcribing, tmp_path):
     good, bad = tmp_path / "good.wav", tmp_path / "bad.wav"
     soundfile.write(good, tones.sound(tones.text(0), 22_050), 22_050)
