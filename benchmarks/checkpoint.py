@@ -18,7 +18,7 @@ from harness import main, seconds
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program
 

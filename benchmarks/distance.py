@@ -31,7 +31,7 @@ import transformer_jax
 from transformer_jax.config import experiment
 from transformer_jax.layers import activations
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 MODELS = {
     "vanilla": dict(name="recurrent", cell="rnn"),

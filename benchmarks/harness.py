@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from transformer_jax import pictures
-from transformer_jax.cli.process import use_huge_pages
+from transformer_jax.cli import use_huge_pages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,7 +27,7 @@ import comparison
 import numpy as np
 from harness import in_turn, machine
 
-from transformer_jax.cli.process import use_huge_pages
+from transformer_jax.cli import use_huge_pages
 
 RECURRENT = "configs/recurrent/multi30k.py"
 COMMAND = "python benchmarks/history.py --data=DIR --workdir=DIR --json=FILE"

@@ -28,7 +28,7 @@ from transformer_jax.config import experiment
 from transformer_jax.data import rows as reading
 from transformer_jax.runs.spec import make_task
 from transformer_jax.tasks.image_classification import ImageClassification
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

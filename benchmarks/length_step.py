@@ -207,7 +207,7 @@ def seconds(task, program, compiled) -> float:
     """Returns the seconds of an update on random tokens: the median of a few."""
     import jax
 
-    from transformer_jax.training import state as states
+    from transformer_jax.training import step as states
 
     state = states.init(task, program.tx, program.state)
     batch = jax.device_put(random_batch(program.batch, task.model.vocab_size))

@@ -44,7 +44,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 AREAS = {
     "models": ("layers/*.py", "families/*.py", "contracts/model.py"),
     "step": ("training/step.py", "training/optimizer.py"),
-    "losses": ("losses.py", "metrics.py"),
+    "losses": ("losses.py",),
     "packing": ("data/pack*.py", "data/texts.py", "data/mask*.py"),
     "decoding": ("inference/*.py",),
     "conversion": ("huggingface/*.py",),

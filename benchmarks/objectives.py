@@ -330,7 +330,7 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     from transformer_jax.runs import spec
     from transformer_jax.runs.open import open_run
     from transformer_jax.runs.spec import make_task
-    from transformer_jax.training import state
+    from transformer_jax.training import step
 
     if spec.exists(workdir):
         return workdir
@@ -340,7 +340,7 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     # This key gives the tokenizer alone. The parameters are put in their places below.
     shape["init_from"] = {"encoder": str(run)}
     task = make_task(configs.load(f"{PRETRAINING}:text-infilling", shape))
-    params = state.init_params(task)
+    params = step.init_params(task)
     params |= {name: pretrained[name] for name in ("encoder", "token_embed", "embed_norm")}
     positions = pretrained["position_embed"]["embedding"] + pretrained["type_embed"]["embedding"][0]
     table = params["position_embed"]["embedding"]

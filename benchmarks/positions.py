@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import comparison
 from harness import machine
 
-from transformer_jax.cli.process import use_huge_pages
+from transformer_jax.cli import use_huge_pages
 
 CONFIG = "configs/wmt/quickstart.py"
 COMMAND = "python benchmarks/positions.py --workdir=DIR --json"

@@ -25,7 +25,7 @@ from transformer_jax import config as configs
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.objectives.rollouts import Writer
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS, PROMPT, TOKENS, ROUNDS = 64, 16, 64, 7

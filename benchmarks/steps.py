@@ -10,7 +10,7 @@ from transformer_jax.config import experiment
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.tasks.masked_lm import MaskedLM
 from transformer_jax.tasks.translation import Translation
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training.step import Program
 
 BERT_VOCABULARY = 30_522

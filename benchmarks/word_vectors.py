@@ -69,7 +69,7 @@ def trained(path: str, num_words: int, epochs: int, folder: str):
     """Returns a call that trains, and returns the task and the last state."""
     import jax
 
-    from transformer_jax.training import state as states
+    from transformer_jax.training import step as states
     from transformer_jax.training import trainer
 
     task, program = task_of(path, num_words, epochs, folder)
@@ -132,7 +132,7 @@ def parts(tiny: bool, path: str):
     import jax.numpy as jnp
 
     from transformer_jax.contracts.task import Context
-    from transformer_jax.training import state as states
+    from transformer_jax.training import step as states
 
     with tempfile.TemporaryDirectory() as folder:
         task, program = task_of(path, 20_000 if tiny else 2_000_000, 1, folder)

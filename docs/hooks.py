@@ -49,9 +49,8 @@ def key_tables() -> str:
 def tables() -> str:
     """Returns a heading and a table of keys for each section, model, task and source."""
     from transformer_jax import config as configs
-    from transformer_jax.configuration import classes
 
-    models, tasks = classes.names("model"), classes.names("task")
+    models, tasks = configs.class_names("model"), configs.class_names("task")
     model, task = models[0], tasks[0]
     parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
     schema = configs.schema(model, task)
@@ -65,21 +64,21 @@ def tables() -> str:
         keys = [key for key in configs.schema(model, name) if key.startswith("task.")]
         parts.append(_table(f"Task `{name}`", keys, model, name))
     parts.append(_table("`source`", ("source.name",), model, task))
-    for name in classes.names("source"):
+    for name in configs.class_names("source"):
         keys = [key for key in configs.schema(model, task, name) if key.startswith("source.")]
         parts.append(_table(f"Source `{name}`", keys, model, task, name))
     return "\n".join(parts)
 
 
 def _table(title: str, keys, model: str, task: str, source: str = "") -> str:
+    from transformer_jax import cli
     from transformer_jax import config as configs
-    from transformer_jax.cli import flags
 
     schema = configs.schema(model, task, source)
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         kind, default = schema[key]
-        value = f"`{flags.as_flag(default)}`" if default != "" else "empty"
+        value = f"`{cli.as_flag(default)}`" if default != "" else "empty"
         meaning = _escaped(configs.meaning(key, model, task, source))
         cells = (f"`{key}`", _escaped(configs.describe(kind)), value, meaning)
         lines.append(f"| {' | '.join(cells)} |")

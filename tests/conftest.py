@@ -59,7 +59,7 @@ if os.environ.get("TEST_ANNOTATIONS") == "1" and os.environ.get("TEST_OPTIMIZED"
 from transformer_jax import config as configs
 from transformer_jax.layers import activations
 from transformer_jax.runs import open as opening
-from transformer_jax.training import report
+from transformer_jax.training import trainer
 
 # Programs for eight devices take longer to compile. Tests of the mesh take all of them.
 opening.local_devices = lambda: jax.local_devices()[:1]
@@ -71,7 +71,7 @@ NEEDS_FULL = "needs --full"
 LONGEST = ("tests/test_accelerator.py", "tests/training/test_guests.py", "tests/test_configs.py")
 MAX_PROGRAMS = 30  # that a test may compile
 _programs = [0]  # compiled so far, by this process
-DRAW_CURVES = report.draw_curves
+DRAW_CURVES = trainer.draw_curves
 TINY = {
     "model.vocab_size": 96,
     "model.d_model": 16,
@@ -326,13 +326,13 @@ def _undrawn():
     The fixture `drawn` turns it on.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda folder, run: None)
+        patch.setattr(trainer, "draw_curves", lambda folder, run: None)
         yield
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    monkeypatch.setattr(report, "draw_curves", DRAW_CURVES)
+    monkeypatch.setattr(trainer, "draw_curves", DRAW_CURVES)
 
 
 @pytest.fixture

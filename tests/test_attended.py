@@ -10,7 +10,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.pictures.attention_maps import Side, between
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 TEXT = "the cat sat on the mat."
 

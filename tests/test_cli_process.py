@@ -28,14 +28,13 @@ def test_a_missing_config_file_is_refused(tmp_path):
 
 WAITING = """
 import sys
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 
 def main():
     print("ready", file=sys.stderr, flush=True)
     sys.stdin.read()
 
-process.run(main, lambda: None)
+cli.run(main, lambda: None)
 """
 
 

@@ -57,9 +57,9 @@ def test_a_workdir_that_is_a_file_or_in_use_is_refused(overrides, tmp_path):
         str(tmp_path / "file"),
         "can't be written",
     )
-    from transformer_jax.runs import lock
+    from transformer_jax.runs import train
 
-    with lock.held(tmp_path / "run"):
+    with train.held(tmp_path / "run"):
         refused(
             here("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"),
             "another run is at work there",

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from transformer_jax.cli import process
+from transformer_jax import cli
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ def programs(folder):
 
 def test_the_least_recently_used_programs_are_removed(folder, monkeypatch, capsys):
     monkeypatch.setenv("TRANSFORMER_JAX_COMPILED_GB", "0.000002")
-    process.keep_small(folder)
+    cli.keep_small(folder)
     assert programs(folder) == {"a", "c"} and (folder / "other").exists()
     line = capsys.readouterr().err
     assert "beyond TRANSFORMER_JAX_COMPILED_GB=2e-06: the 2 compiled programs" in line
     monkeypatch.setenv("TRANSFORMER_JAX_COMPILED_GB", "0")
-    process.keep_small(folder)  # it looks once an hour
+    cli.keep_small(folder)  # it looks once an hour
     assert programs(folder) == {"a", "c"}
     os.utime(folder / ".looked", (0, 0))
-    process.keep_small(folder)
+    cli.keep_small(folder)
     assert not programs(folder)
 
 
 def test_a_cache_below_the_limit_or_missing_stays(folder, capsys):
-    process.keep_small(folder)
+    cli.keep_small(folder)
     assert programs(folder) == set("abcd")
-    process.keep_small(folder / "missing")
+    cli.keep_small(folder / "missing")
     assert not (folder / "missing").exists() and not capsys.readouterr().err

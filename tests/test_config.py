@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes, coercion, old_names
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -208,8 +207,8 @@ def test_json_round_trip_and_differences():
 def classes_with_ranges():
     """Yields (section, class) for each class whose fields are keys of a config."""
     yield from configs.SECTIONS.items()
-    for section in configs.classes.SECTIONS:
-        for name in configs.classes.names(section):
+    for section in configs.NAMED_SECTIONS:
+        for name in configs.class_names(section):
             yield section, configs.named_class(section, name)
 
 
@@ -219,17 +218,17 @@ def test_a_value_next_to_a_range_is_refused_by_its_key():
     for section, cls in classes_with_ranges():
         types = typing.get_type_hints(cls, include_extras=True)
         for key in configs.class_options(cls):
-            for each in coercion.ranges(types[key]):
+            for each in configs.ranges(types[key]):
                 inside = each.least if each.least is not None else each.above + 0.5
                 outside = [each.above] if each.least is None else [each.least - 1]
                 outside += [] if each.most is None else [each.most + 1]
                 outside += [] if each.below is None else [each.below, math.nextafter(each.below, 0)]
                 outside += [2**31] if each.counts else []
-                classes.check_ranges(cls, {key: inside}, section)
-                classes.check_ranges(cls, {key: None}, section)
+                configs.check_ranges(cls, {key: inside}, section)
+                configs.check_ranges(cls, {key: None}, section)
                 for value in outside:
                     with pytest.raises(UserError, match=rf"^config.{section}.{key}="):
-                        classes.check_ranges(cls, {key: value}, section)
+                        configs.check_ranges(cls, {key: value}, section)
                     count += 1
     assert count > 300
 
@@ -245,14 +244,14 @@ def test_a_value_next_to_a_range_is_refused_by_its_key():
     ],
 )
 def test_a_range_in_words(bounds, text):
-    assert str(coercion.Range(**bounds)) == text
+    assert str(configs.Range(**bounds)) == text
 
 
 def test_old_names_are_read_in_files_records_and_commands():
-    for section, names in old_names.NAMES.items():
+    for section, names in configs.OLD_NAMES.items():
         for old, new in names.items():
-            assert new in configs.classes.names(section)
-            assert old_names.current(section, {"name": old}) == {"name": new}
+            assert new in configs.class_names(section)
+            assert configs.current_name(section, {"name": old}) == {"name": new}
     wav2vec2 = dict(model=dict(name="wav2vec2", stable=True), task=dict(name="ctc", silent=0.1))
     config = configs.experiment(**wav2vec2)
     assert config.model.norm_position == "pre" and config.task.feature_mask == 0.1

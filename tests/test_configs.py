@@ -20,11 +20,9 @@ from tests.examples import CONFIGS
 from tests.training import test_guests
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import sections
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import resolve
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 from transformer_jax.training.trainer import run
 
 FILES = [str(path.relative_to(CONFIGS)) for path in sorted(CONFIGS.rglob("*.py"))]
@@ -241,30 +239,28 @@ def test_fractions_give_the_updates_of_the_full_length(case, expected):
     config = configs.load(CONFIGS / case)
     num_steps = config.train.num_steps
     decay_steps = config.optimizer.decay_steps
-    eval_every, save_every = sections.intervals(config.train, config.checkpoint)
+    eval_every, save_every = configs.intervals(config.train, config.checkpoint)
     assert expected == {
         "train.num_steps": num_steps,
-        "optimizer.warmup_steps": sections.span(config.optimizer.warmup_steps, num_steps),
-        "optimizer.decay_steps": decay_steps and sections.span(decay_steps, num_steps),
+        "optimizer.warmup_steps": configs.span(config.optimizer.warmup_steps, num_steps),
+        "optimizer.decay_steps": decay_steps and configs.span(decay_steps, num_steps),
         "train.eval_every": eval_every,
         "checkpoint.every": save_every,
     }
     assert (
-        not sections.saves_at_evaluations(config.train, config.checkpoint)
+        not configs.saves_at_evaluations(config.train, config.checkpoint)
         or eval_every == save_every == num_steps
     )
 
 
 def warnings(config):
-    return sections.warnings(config.train, config.checkpoint, config.optimizer)
+    return configs.interval_warnings(config.train, config.checkpoint, config.optimizer)
 
 
 def test_a_shortened_run_keeps_its_proportions():
     config = configs.load(CONFIGS / "bert/imdb.py:cpu", {"train.num_steps": 1500})
-    assert sections.intervals(config.train, config.checkpoint) == (750, 750) and not warnings(
-        config
-    )
-    assert sections.span(config.optimizer.warmup_steps, 1500) == 94
+    assert configs.intervals(config.train, config.checkpoint) == (750, 750) and not warnings(config)
+    assert configs.span(config.optimizer.warmup_steps, 1500) == 94
 
 
 def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():

@@ -15,7 +15,6 @@ import pytest
 
 from tests.programs import call
 from transformer_jax import config as configs
-from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -113,9 +112,9 @@ def flags_of(program: str) -> set[str]:
 @functools.cache
 def all_keys() -> list[str]:
     """Returns the keys of every model, task and source."""
-    models, tasks = classes.names("model"), classes.names("task")
+    models, tasks = configs.class_names("model"), configs.class_names("task")
     triples = [*itertools.product(models, tasks, [""])]
-    triples += [(models[0], tasks[0], source) for source in classes.names("source")]
+    triples += [(models[0], tasks[0], source) for source in configs.class_names("source")]
     return sorted({key for triple in triples for key in configs.schema(*triple)})
 
 

@@ -32,7 +32,7 @@ RANKS = [
     {"cli"},
 ]
 RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
-FLAX = {"layers", "contracts", "families", "training/state.py"}
+FLAX = {"layers", "contracts", "families", "training/step.py"}
 ORBAX = {"training/checkpoint.py"}
 
 

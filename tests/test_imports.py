@@ -79,8 +79,8 @@ print(json.dumps([[name, key, str(before[key]), str(value)] for name, values in 
 )
 PROGRAMS = """
 import sys
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
+from transformer_jax import cli
 from transformer_jax import draw, generate, translate
 
 def ended(program, *arguments):

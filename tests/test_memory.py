@@ -13,14 +13,14 @@ import pytest
 
 from tests.conftest import build_config
 from tests.programs import ENV, call
+from transformer_jax import cli
 from transformer_jax import config as configs
-from transformer_jax.cli import process
 from transformer_jax.config import RunError
 from transformer_jax.distributed import hosts
 from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 from transformer_jax.training import checkpoint, memory, trainer
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 
 ROOT = pathlib.Path(__file__).parent.parent
 GIB = 2**30
@@ -206,8 +206,8 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
 
 DECODING = """
 import jax, jax.numpy as jnp
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
+from transformer_jax import cli
 
 def define_flags():
     cli.define_workdir()
@@ -240,5 +240,5 @@ def test_running_out_of_memory_ends_the_other_hosts(monkeypatch, capsys):
     lines = []
     monkeypatch.setattr(hosts, "failed", lambda line, code: lines.append((line, code)))
     with pytest.raises(SystemExit) as ended:
-        process._end_with_error(of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes."))
+        cli._end_with_error(of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes."))
     assert ended.value.code == 1 and lines == [("error: out of memory: 1.0 KiB requested", 1)]

@@ -13,8 +13,8 @@ from transformer_jax.config import UserError
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import report
-from transformer_jax.training.state import init_params
+from transformer_jax.training import trainer
+from transformer_jax.training.step import init_params
 
 WORDS = ["the", "cat", "it"]
 ATTENDED = Attended(
@@ -102,7 +102,7 @@ def test_curves_show_every_score_and_the_name_of_the_run(tmp_path):
     scores = {"valid/loss": 2.0, "valid/bleu": 30.0, "valid/chrf": 50.0, "valid/own": 1.0}
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    with report.Reporter(run, 0, 20) as reporter:
+    with trainer.Reporter(run, 0, 20) as reporter:
         reporter.write(10, {"train/loss": 2.5, "train/mfu": 0.1, "seconds/step": 3.0})
         reporter.evaluation(20, scores)
         assert reporter.name == "runs/mine"

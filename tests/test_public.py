@@ -18,7 +18,6 @@ import pytest
 import transformer_jax
 from tests.test_docs import check, flags_of
 from transformer_jax import config as configs
-from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 SNAPSHOT = ROOT / "tests/snapshots/public.json"
@@ -118,10 +117,10 @@ def methods() -> dict[str, dict[str, str]]:
     return {
         name: {
             method: signature(each)
-            for method, each in inspect.getmembers(classes.named_class("task", name))
+            for method, each in inspect.getmembers(configs.named_class("task", name))
             if inspect.isfunction(each) and not method.startswith("_")
         }
-        for name in classes.names("task")
+        for name in configs.class_names("task")
     }
 
 

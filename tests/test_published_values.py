@@ -9,7 +9,7 @@ from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
 from transformer_jax.planning import estimate
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Tables 2.1 of Brown et al. 2020; batch in millions of tokens.
@@ -217,7 +217,7 @@ def test_gpt_2():
 @pytest.mark.parametrize("size", ELECTRA_PARAMETERS)
 def test_electra(size):
     task = make_task(configs.load(CONFIGS / f"electra/electra.py:{size}"))
-    params = state.abstract_params(task)
+    params = step.abstract_params(task)
     discriminator = {name: tree for name, tree in params.items() if name != "generator"}
     generator = task.model.narrow_params(params)
     sizes = (tree_size(discriminator), tree_size(generator))

@@ -7,10 +7,9 @@ import pytest
 
 import transformer_jax
 from tests.programs import here, refused
+from transformer_jax import cli
 from transformer_jax import config as configs
-from transformer_jax.cli import flags
 from transformer_jax.config import UserError
-from transformer_jax.configuration import coercion
 
 ROOT = pathlib.Path(__file__).parent.parent
 FAMILIES = {"gpt": "causal_lm", "bert": "masked_lm", "encoder_decoder": "translation"}
@@ -22,7 +21,7 @@ def test_synonyms_lead_to_keys_and_flags_that_exist():
     keys = {key for pair in PAIRS for key in configs.schema(*pair)}
     assert set(configs.all_keys()) >= keys
     programs = " ".join(path.read_text() for path in (ROOT / "transformer_jax").glob("**/*.py"))
-    for name, alternatives in coercion.TABLE.items():
+    for name, alternatives in configs.NAMES_ELSEWHERE.items():
         for target in (target for option in alternatives for target in option):
             if target.startswith("--"):
                 assert f'"{target[2:]}"' in programs, target
@@ -142,7 +141,7 @@ def test_every_key_has_a_meaning(model, task):
 
 def test_the_listing_of_keys():
     config = configs.load(str(ROOT / "configs/finetune/glue.py:stsb"))
-    lines = flags.lines(config, "configs/finetune/glue.py:stsb")
+    lines = cli.lines(config, "configs/finetune/glue.py:stsb")
     assert (
         "train.batch=32 (a whole number; default 64): rows in the batch of an update, over all "
         "hosts and microbatches" in lines

@@ -11,7 +11,7 @@ from transformer_jax.config import UserError
 from transformer_jax.runs import open as opening
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 MESHES = {
     "two": {"mesh.fsdp": 2},

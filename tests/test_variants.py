@@ -13,7 +13,6 @@ from tests.finetuning import examples
 from tests.programs import call, fork
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.data import rows
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import resolve
@@ -207,8 +206,8 @@ def test_a_run_goes_on_and_begins_another_where_the_config_names_the_file(files,
     assert spec.read(
         run,
         {
-            "model": classes.named("model", moved),
-            "task": classes.named("task", files / "my_task.py"),
+            "model": configs.named_file("model", moved),
+            "task": configs.named_file("task", files / "my_task.py"),
         },
     ).config.model.name == str(moved)
     # The task of the earlier run is not needed, and its path stays unused.
@@ -294,6 +293,6 @@ def test_a_file_that_does_not_satisfy_its_kind_is_refused(tmp_path, section, tex
 @pytest.mark.full
 def test_reader_processes_execute_the_files_of_the_run(tmp_path):
     (tmp_path / "mine.py").write_text("def read(step, places):\n    return {'step': step}\n")
-    module = classes.module("task", classes.named("task", tmp_path / "mine.py"))
+    module = configs.file_module("task", configs.named_file("task", tmp_path / "mine.py"))
     with rows.started(module.read, 1) as started:
         assert list(started.batches(range(2), [0])) == [{"step": 0}, {"step": 1}]

@@ -28,9 +28,8 @@ import json
 
 from absl import flags
 
+from transformer_jax import cli
 from transformer_jax import config as configs
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 
@@ -97,7 +96,7 @@ def from_hf(folder, target, overrides=()) -> None:
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
     from transformer_jax.storage import buckets
-    from transformer_jax.training import state
+    from transformer_jax.training import step
 
     folder = buckets.path(folder)
     hf_config = tensors.read_json(folder / "config.json")
@@ -114,7 +113,7 @@ def from_hf(folder, target, overrides=()) -> None:
         family.check(config)
         task = make_task(config)
         # Parameters that the checkpoint lacks keep their initial values.
-        params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
+        params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
         targets = params
         if task.tokenizer is not None:
             # The model may have more rows than the checkpoint: for special tokens that fine-tuning
@@ -266,4 +265,4 @@ def _new_folder_in_bucket(target):
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

@@ -27,8 +27,8 @@ attention --workdir=DIR --text="..." --output=FILE.png
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import model_pictures, process
+from transformer_jax import cli
+from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
 
 # The sentences of Uszkoreit 2017.
@@ -264,4 +264,4 @@ def _kind(task, kind: str | None, folder: str) -> str:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

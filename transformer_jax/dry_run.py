@@ -12,8 +12,7 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 from transformer_jax.planning import topology
 
@@ -129,4 +128,4 @@ def _evaluation_record(evaluated) -> dict:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags, before_jax)
+    cli.run(main, define_flags, before_jax)

@@ -14,8 +14,7 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 
 ALLOWED = (  # overrides
@@ -108,4 +107,4 @@ def _shots(options, num_examples: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

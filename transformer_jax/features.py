@@ -13,8 +13,7 @@ import pathlib
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 
 
@@ -84,4 +83,4 @@ def _write(arrays: dict, path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

@@ -6,8 +6,7 @@ The model is taken from the run or converted checkpoint in init_from; flags such
 and prints the mean and the standard deviation of their final scores as one JSON object.
 """
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 from transformer_jax.train import main as train
 
@@ -26,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    process.run(main, cli.define_training)
+    cli.run(main, cli.define_training)

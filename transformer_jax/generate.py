@@ -18,8 +18,8 @@ from functools import partial
 
 from absl import flags
 
-from transformer_jax.cli import conversation, process
-from transformer_jax.cli import flags as cli
+from transformer_jax import cli
+from transformer_jax.cli import conversation
 from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 
@@ -248,4 +248,4 @@ def _lines(path: str):
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

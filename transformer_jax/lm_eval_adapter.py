@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import Bar, say, track
 
@@ -224,4 +223,4 @@ def _check_tasks(tasks: list[str], manager, include_path: str | None) -> None:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -308,3 +309,30 @@ def label_nll(
     """
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - label_logits
+
+
+# --------------------------------------------------------------------------------------------------
+# Streaming metrics: sums that are added over positions, microbatches, updates and devices.
+#
+# Metrics are a dict {name: (total, count)} of scalars, and the mean is total / count. Counts that
+# must be exact are int32, because float32 is exact only up to 2**24.
+
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+def add(a: Metrics, b: Metrics) -> Metrics:
+    """Returns the sums of both. The sum of two arrays on the host stays on the host."""
+    return jax.tree.map(operator.add, a, b)
+
+
+def zeros_like(metrics: Metrics) -> Metrics:
+    """Returns zeros with the names, shapes and dtypes of `metrics`."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+
+def means(metrics: Metrics) -> dict[str, float]:
+    """Returns the means of metrics on the host, as floats. The mean of no terms is nan."""
+    return {
+        name: float(total) / float(count) if count else math.nan
+        for name, (total, count) in metrics.items()
+    }

@@ -24,8 +24,7 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 
 ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")  # overrides
 
@@ -55,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

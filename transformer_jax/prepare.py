@@ -6,8 +6,7 @@ the workers of an Apache Beam runner. The same command continues a preparation t
 training run with the same config then uses the prepared data.
 """
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 
 
@@ -57,4 +56,4 @@ def _workers():
 
 
 if __name__ == "__main__":
-    process.run(main, cli.define_preparation)
+    cli.run(main, cli.define_preparation)

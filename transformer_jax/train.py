@@ -11,8 +11,7 @@ import statistics
 import sys
 import types
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.config import UserError
 
 # Imports of JAX and of the training code are inside the functions, so that --help and wrong flags
@@ -95,4 +94,4 @@ class _Program(types.ModuleType):
 sys.modules[__name__].__class__ = _Program
 
 if __name__ == "__main__":
-    process.run(main, cli.define_training)
+    cli.run(main, cli.define_training)

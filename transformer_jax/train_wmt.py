@@ -2,8 +2,7 @@
 --config=configs/wmt/quickstart.py --workdir=DIR
 """
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 from transformer_jax.train import main as train
 
 
@@ -12,4 +11,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    process.run(main, cli.define_training)
+    cli.run(main, cli.define_training)

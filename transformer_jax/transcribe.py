@@ -13,8 +13,7 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 
 ALLOWED = ("decode.", "task.lm_", "task.length_bonus", "data.cache")  # overrides
 
@@ -77,4 +76,4 @@ def _sounds(names, files: list[tuple[str, int]]):
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

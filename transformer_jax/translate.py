@@ -10,8 +10,7 @@ import sys
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
 
 
 def define_flags() -> None:
@@ -85,4 +84,4 @@ def _lines(first_line: list[str]):
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

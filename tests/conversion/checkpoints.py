@@ -17,7 +17,7 @@ from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 GPT1 = "OpenAIGPTLMHeadModel"
 GPT2 = "GPT2LMHeadModel"
@@ -78,5 +78,5 @@ def random_run(config, folder):
     def draw(x):
         return generator.normal(0, 0.5, x.shape).astype(np.float32)
 
-    spec.create(folder, task, jax.tree.map(draw, state.abstract_params(task)))
+    spec.create(folder, task, jax.tree.map(draw, step.abstract_params(task)))
     return folder

@@ -20,7 +20,7 @@ from transformer_jax.layers import low_rank
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -83,7 +83,7 @@ def test_a_run_to_peft_and_back_changes_no_bit(matrices, layers, bases, tmp_path
     for key, value in dict(rank=2, alpha=3.0, matrices=matrices, layers=layers).items():
         configs.set_key(config, f"lora.{key}", value)
     task = make_task(config)
-    params = randomised(state.init_params(task))
+    params = randomised(step.init_params(task))
     _, of_base = open_run(base)
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x if low_rank.is_adapter(path[-1].key) else at(of_base, path), params

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.sources import documents, python_library
+from transformer_jax.data import texts
+from transformer_jax.data.sources import python_library
 
 
 def data(**keys):
@@ -27,7 +28,7 @@ def test_what_ends_a_document(tmp_path, split_on, expected):
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     assert (
         list(
-            documents.open_documents(
+            texts.open_documents(
                 data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train"
             )
         )
@@ -49,14 +50,14 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
     named = data(
         train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body"
     )
-    assert list(documents.open_documents(named, "train")) == [
+    assert list(texts.open_documents(named, "train")) == [
         "b1.txt",
         "b2.txt",
         "a.txt",
         "six\n\nseven",
         "eight",
     ]
-    assert documents.open_documents(named, "valid") is None
+    assert texts.open_documents(named, "valid") is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
 def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(UserError, match=rf"c.jsonl:2: .*{message}"):
-        list(documents.open_documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
+        list(texts.open_documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
 
 
 @pytest.mark.parametrize(
@@ -92,16 +93,16 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
 )
 def test_bad_sources_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        documents.open_documents(data(**keys), "train")
+        texts.open_documents(data(**keys), "train")
 
 
 def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="empty.txt: the file is empty"):
-        documents.open_documents(data(train_files=str(tmp_path / "empty.txt")), "train")
+        texts.open_documents(data(train_files=str(tmp_path / "empty.txt")), "train")
     (tmp_path / "latin.txt").write_bytes("fine\nd\xe9j\xe0\n".encode("latin-1"))
     with pytest.raises(UserError, match="latin.txt:2: not UTF-8"):
-        list(documents.open_documents(data(train_files=str(tmp_path / "latin.txt")), "train"))
+        list(texts.open_documents(data(train_files=str(tmp_path / "latin.txt")), "train"))
 
 
 @pytest.mark.full
@@ -119,7 +120,7 @@ def test_the_standard_library_is_split_by_file():
 @pytest.mark.full
 def test_the_documentation_of_the_standard_library_is_split_by_file():
     splits = {
-        split: documents.open_documents(data(corpus="pydoc"), split)
+        split: texts.open_documents(data(corpus="pydoc"), split)
         for split in ("train", "valid", "test")
     }
     texts = {split: list(source) for split, source in splits.items()}
@@ -223,12 +224,12 @@ def test_documentation_is_running_text(tmp_path, monkeypatch):
 def test_a_mixture_names_files_and_weights(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name)
-    parts = documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 3), (f"{tmp_path}/b.txt", 1))))
+    parts = texts.mixture(data(mixture=((f"{tmp_path}/a.txt", 3), (f"{tmp_path}/b.txt", 1))))
     assert [(list(text), weight) for text, weight in parts] == [(["a"], 3), (["b"], 1)]
     for bad in ((f"{tmp_path}/a.txt", 0), (f"{tmp_path}/a.txt", 1.5), ("a",), "a"):
         with pytest.raises(UserError, match="config.data.mixture"):
-            documents.mixture(data(mixture=(bad,)))
+            texts.mixture(data(mixture=(bad,)))
     with pytest.raises(UserError, match="weights are shares.*their sum is 3,000,000,000"):
-        documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 3 * 10**9),)))
+        texts.mixture(data(mixture=((f"{tmp_path}/a.txt", 3 * 10**9),)))
     with pytest.raises(UserError, match="name one source"):
-        documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))
+        texts.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))

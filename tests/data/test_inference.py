@@ -9,7 +9,8 @@ import pytest
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data.grammar import inference as grammar
 from transformer_jax.data.grammar import split_of
-from transformer_jax.data.sources import documents, tables
+from transformer_jax.data.sources import tables
+from transformer_jax.data.texts import open_documents
 
 ABOUT = "This example is about "
 NAMES = {
@@ -114,7 +115,7 @@ def test_columns_and_documents():
     settings = data(corpus="inference", corpus_size=30)
     records = [*tables.open_inference(settings, "train", ("hypothesis", "label"))]
     assert [record.values for record in records] == [pair[1:] for pair in pairs()[:30]]
-    texts = [*documents.open_documents(settings, "valid")]
+    texts = [*open_documents(settings, "valid")]
     assert len(texts) == 334 and all(text.count("\n") == 1 for text in texts)
 
 

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import documents, pairs, python_library, text_files
+from transformer_jax.data import texts
+from transformer_jax.data.sources import pairs, python_library, text_files
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_files_of_documents(put, small_parts, split_on):
     table = put("table.jsonl", "\n".join(records))
     one_line = put("one.txt", "word " * 100)
     files = (long, *small, table, one_line)
-    text = documents.TextFiles(files, split_on, "text")
+    text = texts.TextFiles(files, split_on, "text")
     cut = assert_parts_are(text, 8)
     # Small files share a part, and a file of one line is not cut.
     assert max(len(part.spans) for part in cut) > 1
@@ -70,7 +71,7 @@ def test_aligned_files(put, small_parts):
         text_files._aligned.cache_clear()
         text = pairs.TextPairs(put("a.en", source), put("a.de", target))
         assert_parts_are(text, 8)
-        assert_parts_are(documents.Marked(text, "<to-de>"), 8)
+        assert_parts_are(texts.Marked(text, "<to-de>"), 8)
 
 
 def test_files_in_a_bucket_are_cut_as_those_on_a_disk(put, gcs, small_parts):
@@ -79,7 +80,7 @@ def test_files_in_a_bucket_are_cut_as_those_on_a_disk(put, gcs, small_parts):
         gcs.put(name, lines(12, number, ("\n",)).encode())
 
     def spans(*files):
-        documents_of = documents.TextFiles(files, "line", "text").parts()
+        documents_of = texts.TextFiles(files, "line", "text").parts()
         cut = [span for part in documents_of for span in part.spans]
         cut += [span for part in pairs.TextPairs(*files).parts() for span in vars(part).values()]
         return [(span.start, span.stop) for span in cut]
@@ -96,15 +97,15 @@ def test_unequal_lengths_are_named_by_a_scan(put, small_parts, more, short, coun
 
 
 def test_an_error_in_a_part_names_the_line_of_the_file(tmp_path, small_parts):
-    texts = {"a.txt": b"one\n\n" * 120, "a.de": b"one\n" * 120, "a.en": b"one\n" * 120}
-    for name, text in texts.items():
+    contents = {"a.txt": b"one\n\n" * 120, "a.de": b"one\n" * 120, "a.en": b"one\n" * 120}
+    for name, text in contents.items():
         (tmp_path / name).write_bytes(text[:400] + b"\xff\n" + text[402:])
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 50 + "{\n" + '{"text": "a"}\n' * 9)
     whole = pairs.TextPairs(f"{tmp_path}/a.en", f"{tmp_path}/a.de")
     faults = {
-        "a.txt:161: not UTF-8": documents.TextFiles((f"{tmp_path}/a.txt",), "blank_line", "text"),
+        "a.txt:161: not UTF-8": texts.TextFiles((f"{tmp_path}/a.txt",), "blank_line", "text"),
         "a.en:101: not UTF-8": whole,
-        "a.jsonl:51: not JSON": documents.TextFiles((f"{tmp_path}/a.jsonl",), "line", "text"),
+        "a.jsonl:51: not JSON": texts.TextFiles((f"{tmp_path}/a.jsonl",), "line", "text"),
     }
     for message, text in faults.items():
         failed = 0

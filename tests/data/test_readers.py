@@ -18,7 +18,7 @@ from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.data import rows
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state, trainer
+from transformer_jax.training import step, trainer
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program
 
@@ -107,6 +107,6 @@ def test_a_run_with_readers_is_bit_equal_and_stops(tmp_path, monkeypatch):
             monkeypatch.undo()
         trainer.run(config, task, workdir, program)
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
-        shapes = state.abstract_params(task)
+        shapes = step.abstract_params(task)
         states.append(checkpoints.restore_params(shapes, 6))
     jax.tree.map(np.testing.assert_array_equal, *states)

@@ -1,5 +1,5 @@
-from transformer_jax.data.sources.documents import Marked
 from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs
+from transformer_jax.data.texts import Marked
 
 
 def test_pairs_become_documents_every_time_anew(tmp_path):

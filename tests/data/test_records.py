@@ -10,7 +10,6 @@ from tests.data.stores import change, contents, flip, refuse
 from transformer_jax import config as configs
 from transformer_jax import records
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import store
 from transformer_jax.data.store import Record
@@ -157,7 +156,7 @@ def experiment(**source):
 
 
 def test_a_source_has_its_own_keys(guest, tmp_path):
-    assert "numbers_of_test" in classes.names("source")
+    assert "numbers_of_test" in configs.class_names("source")
     config = experiment(name="numbers_of_test", count=4)
     assert configs.get(config, "source.step") == 1.0
     configs.set_key(config, "source.step", "2")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from transformer_jax.config import UserError, experiment
+from transformer_jax.data import texts
 from transformer_jax.data.sources import pairs, text_files
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -183,7 +184,6 @@ def test_the_script_says_how_it_is_used(arguments):
 
 
 def test_running_text_of_a_prepared_set(prepare, tmp_path):
-    from transformer_jax.data.sources import documents
 
     prepare(0)
     config = experiment(
@@ -191,10 +191,10 @@ def test_running_text_of_a_prepared_set(prepare, tmp_path):
         task={"name": "causal_lm"},
         data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"},
     )
-    assert sorted(documents.open_documents(config.data, "train")) == sorted(
+    assert sorted(texts.open_documents(config.data, "train")) == sorted(
         german for _, german in SPLITS["train"]
     )
-    assert documents.open_documents(config.data, "test") is None
+    assert texts.open_documents(config.data, "test") is None
     config.data.text_field = "text"
     with pytest.raises(UserError, match="no feature 'text', only .*config.data.text_field"):
-        list(documents.open_documents(config.data, "valid"))
+        list(texts.open_documents(config.data, "valid"))

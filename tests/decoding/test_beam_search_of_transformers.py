@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import make_beam_search as make
-from transformer_jax.configuration.sections import Decode
+from transformer_jax.config import Decode
 from transformer_jax.huggingface import encoder_decoder
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.layers.decoding import Rows

@@ -13,8 +13,7 @@ from tests.fixtures import make_huggingface_beams as make
 from tests.fixtures.make_huggingface import HERE, PROMPT
 from tests.fixtures.make_huggingface_decoder import QWEN2
 from transformer_jax import convert
-from transformer_jax.config import UserError
-from transformer_jax.configuration.sections import Decode
+from transformer_jax.config import Decode, UserError
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.families.decoder import Decoder
 from transformer_jax.families.gpt import GPT

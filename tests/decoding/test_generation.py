@@ -9,7 +9,7 @@ from tests.conftest import build_gpt
 from transformer_jax.config import UserError
 from transformer_jax.inference.generation import Continuation, Sampling
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 WINDOW, COUNT = 64, 100  # tokens
 HOWS = {

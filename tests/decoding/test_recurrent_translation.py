@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.jitted import jitted
-from transformer_jax.configuration.sections import Decode
+from transformer_jax.config import Decode
 from transformer_jax.contracts.model import Inputs, SequenceToSequence, takes_inputs
 from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES

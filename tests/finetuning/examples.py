@@ -8,7 +8,7 @@ from tests.training import recurrent
 from transformer_jax import config as configs
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
 

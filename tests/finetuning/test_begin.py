@@ -13,7 +13,7 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 from transformer_jax.training.trainer import run
 
 ONE_UPDATE = dict(train__num_steps=1)

@@ -22,7 +22,7 @@ from transformer_jax.inference.filling import Reader
 from transformer_jax.layers.embeddings import Embed
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from transformer_jax.contracts.task import Context
 from transformer_jax.finetuning import base
 from transformer_jax.finetuning.predictions import buckets
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 WORDS = "the cat sat on the mat and the dog ran to the man".split()
 # kind of task: function of n to a file with n examples of 1 to 13 words

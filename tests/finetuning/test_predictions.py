@@ -4,7 +4,7 @@ import pytest
 
 from tests.finetuning.examples import LINES, task_of
 from transformer_jax.config import UserError
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 EMPTY = {
     "classification": {"label": None, "probabilities": None},

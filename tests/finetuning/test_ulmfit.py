@@ -12,7 +12,7 @@ from transformer_jax.families.awd_lstm import AwdLSTM
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

@@ -12,7 +12,7 @@ from transformer_jax.data import array_files
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import warm_start
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 
 def test_a_classification_is_linear_in_the_mean_of_the_vectors(tmp_path):

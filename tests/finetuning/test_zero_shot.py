@@ -4,7 +4,7 @@ import pytest
 
 from tests.finetuning.examples import task_of
 from transformer_jax.config import UserError
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 THREE = ("neutral", "Contradiction", "Entailment")
 TEXTS = ["the cat sat on the mat", "", "the dog ran"]

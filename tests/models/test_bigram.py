@@ -9,7 +9,7 @@ from tests.conftest import build_gpt
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

@@ -17,7 +17,7 @@ from tests.training import recurrent
 from transformer_jax.families.recurrent import RecurrentLM
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 0, 37))
 CLOSE = dict(rtol=1e-4, atol=1e-5)

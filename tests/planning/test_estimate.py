@@ -15,7 +15,7 @@ from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import estimate, topology, verdict
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training.step import Program
 
 TINY = {

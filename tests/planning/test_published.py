@@ -18,7 +18,7 @@ from transformer_jax import hardware
 from transformer_jax.planning import estimate
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 published = configs.load_module(CONFIGS.parent / "benchmarks" / "published.py")
 
@@ -100,7 +100,7 @@ def test_counts_are_those_of_the_arrays_and_the_loop(tiny, tmp_path):
     )
     task = make_task(config)
     assert estimate.parameters(task)["params"] == sum(
-        leaf.size for leaf in jax.tree.leaves(state.init_params(task))
+        leaf.size for leaf in jax.tree.leaves(step.init_params(task))
     )
     rows = sum(task.rows().train.size(step) for step in range(20))
     assert (
@@ -121,7 +121,7 @@ def test_the_formula_of_a_model_agrees_with_its_trace(tmp_path):
     """The row is short, so attention computes all pairs. The formula counts half of them."""
     task = make_task(build_gpt(tmp_path))
     model, length = task.model, 16
-    params = state.abstract_params(task)
+    params = step.abstract_params(task)
     traced_flops = estimate.flops(
         lambda params, tokens: model.apply({"params": params}, tokens),
         params,

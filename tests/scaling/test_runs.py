@@ -10,7 +10,6 @@ from tests.programs import call, here
 from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.planning import estimate
 from transformer_jax.runs.spec import make_task
 from transformer_jax.scaling import fits, runs
@@ -155,7 +154,7 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     }
     short["model.name"] = str(model)
     config = configs.load(f"{file}:d8-6.4e4", short.items())
-    files = classes.in_config(config)
+    files = configs.named_files(config)
     assert runs.measured(tmp_path / "runs" / "one", files) is None
     runs.train({"one": config}, tmp_path / "runs")
     (run,) = runs.collect(tmp_path / "runs", files)

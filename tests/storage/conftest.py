@@ -2,13 +2,13 @@
 
 import pytest
 
-from transformer_jax.runs import lock
+from transformer_jax.runs import train
 
 
 @pytest.fixture
 def fast(gcs, monkeypatch):
     """A stand-in with listings in one piece, and with leases that end soon."""
     monkeypatch.setattr(gcs, "page", 1000)
-    monkeypatch.setattr(lock, "RENEWAL", 0.1)
-    monkeypatch.setattr(lock, "SILENCE", 0.6)
+    monkeypatch.setattr(train, "RENEWAL", 0.1)
+    monkeypatch.setattr(train, "SILENCE", 0.6)
     return gcs

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.runs import lock as locking
+from transformer_jax.runs import train as locking
 from transformer_jax.storage import buckets
 
 

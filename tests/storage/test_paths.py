@@ -3,7 +3,8 @@
 import pytest
 
 from transformer_jax.config import RunError, UserError
-from transformer_jax.data.sources import documents, text_files
+from transformer_jax.data.sources import text_files
+from transformer_jax.data.texts import TextFiles
 from transformer_jax.storage import buckets, key_values
 from transformer_jax.storage.buckets import Mirror
 
@@ -91,7 +92,7 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
         assert text_files.sha256([remote]) == text_files.sha256([local])
     names = "gs://bucket/text/t*.txt, gs://bucket/text/more.jsonl"
     paths = text_files.matching_files("config.data.train_files", names)
-    files = documents.TextFiles(tuple(paths), "blank_line", "text")
+    files = TextFiles(tuple(paths), "blank_line", "text")
     expected = ("three.txt", "two.txt", "more.jsonl")
     assert files.files == tuple(f"gs://bucket/text/{name}" for name in expected)
     assert list(files)[0] == "ä line" and list(files)[-1] == "grüße"

@@ -145,7 +145,7 @@ def overfitted(task, program, batch):
         updates, state = program.tx.update(gradients, state, params)
         return jax.tree.map(jnp.add, params, updates), state
 
-    from transformer_jax.training.state import init_params
+    from transformer_jax.training.step import init_params
 
     params = init_params(task)
     state = program.tx.init(params)
@@ -156,7 +156,7 @@ def overfitted(task, program, batch):
 
 @pytest.mark.full
 def test_evaluate_gives_the_perplexity_of_both_directions(tmp_path):
-    from transformer_jax.training.state import init_params
+    from transformer_jax.training.step import init_params
 
     task = make_task(build(tmp_path))
     scores = task.evaluate(init_params(task), "valid")

@@ -17,7 +17,7 @@ from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 from transformer_jax.tasks import causal_lm
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program

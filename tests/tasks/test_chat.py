@@ -27,8 +27,7 @@ from transformer_jax.inference import causal
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 
 PLACE = [message("user", "Where is the cat?")]
 

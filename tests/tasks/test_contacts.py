@@ -19,8 +19,7 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.tasks.contacts import precision
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 from transformer_jax.training.trainer import run
 
 SOURCE = dict(name="protein_families", families=2, members=8, held_out=4, strands=3, rungs=4)

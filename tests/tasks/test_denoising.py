@@ -10,7 +10,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.noises import NUM_SENTINELS
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

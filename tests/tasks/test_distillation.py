@@ -21,8 +21,7 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.tasks.distillation import Output, divergence
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 from transformer_jax.training.trainer import run
 
 SIZES = dict(vocab_size=80, d_model=32, num_heads=2, max_length=64)

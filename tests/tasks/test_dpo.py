@@ -14,7 +14,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import resolve
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 BETA = 0.3
 

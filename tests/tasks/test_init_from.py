@@ -15,8 +15,7 @@ from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.state import abstract_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, abstract_params
 from transformer_jax.training.trainer import run
 
 

@@ -20,7 +20,7 @@ from transformer_jax.data.sources import text_files
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program

@@ -15,7 +15,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.huggingface import family
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training.state import init_params
+from transformer_jax.training.step import init_params
 
 MODEL = dict(
     name="bert",

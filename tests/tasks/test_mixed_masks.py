@@ -16,8 +16,7 @@ from transformer_jax.huggingface import family
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 
 MODEL = dict(name="bert", vocab_size=80, d_model=16, num_layers=2, num_heads=2, max_length=32)
 

@@ -10,7 +10,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data import permuted_rows
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state, trainer
+from transformer_jax.training import step, trainer
 from transformer_jax.training.step import Program
 
 LENGTH = 24
@@ -94,7 +94,7 @@ def test_rows_with_a_memory_follow_each_other(tmp_path):
 
 def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_path):
     task = make_task(build(tmp_path, model__memory_length=LENGTH, model__num_layers=2))
-    params = state.init_params(task)
+    params = step.init_params(task)
     assert set(params) == {"token_embed", "target_embed", "encoder", "output_bias"}
     batch = task.rows().train.batch(0, range(8))
     loss = jax.jit(lambda batch, carry: task.loss(params, batch, Context(carry=carry)))
@@ -125,11 +125,11 @@ def test_one_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, **changes, train__num_steps=150)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    current = state.init(task, program.tx, program.state)
+    current = step.init(task, program.tx, program.state)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     means = []
     for _ in range(150):
-        current = current.replace(metrics=state.zeros(program.state.metrics))
+        current = current.replace(metrics=step.zeros(program.state.metrics))
         current = program.train_step(current, batch)
         measured = jax.device_get(current.metrics)
         means.append({name: float(total / count) for name, (total, count) in measured.items()})

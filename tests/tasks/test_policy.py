@@ -18,7 +18,7 @@ from transformer_jax.data.sources.chat import Prompts
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.objectives.rollouts import Answers
 from transformer_jax.runs.spec import resolve
-from transformer_jax.training import state, trainer
+from transformer_jax.training import step, trainer
 from transformer_jax.training.step import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -33,7 +33,7 @@ def build(folder, gpt, name, **overrides):
     keys = dict(name=name, reward_model=REWARD)
     config = policies.build(folder, gpt.workdir, "", keys, **overrides)
     task = resolve(config).task()
-    params = {**state.init_params(task), **gpt.params, "reference": gpt.params}
+    params = {**step.init_params(task), **gpt.params, "reference": gpt.params}
     return task, params
 
 
@@ -117,7 +117,7 @@ def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     keys = dict(task__epochs=1, task__minibatches=1, train__accumulation=2)
     task, params = build(tmp_path, gpt, name, **keys)
     program = Program.of(task.config, task, jax.devices()[:1])
-    begun = state.init(task, program.tx, program.state)
+    begun = step.init(task, program.tx, program.state)
     begun = begun.replace(params=jax.tree.map(jnp.array, params))
     (batch,) = trainer.stream(task.rows().train.batch, 8, 2, program.batch_sharding, range(1))
     after = jax.device_get(program.train_step(begun, batch))

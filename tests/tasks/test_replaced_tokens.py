@@ -19,10 +19,9 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.replaced_tokens import _placed, _sampled
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 
 SIZES = dict(vocab_size=80, d_embed=8, d_model=16, num_layers=2, num_heads=4, max_length=32)
 

@@ -20,8 +20,7 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import resolve
 from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.training.test_loop import final_state, resumed_bit_equal
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

@@ -10,7 +10,7 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax.config import RunError
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import checkpoint
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.trainer import Program, run
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program

@@ -23,7 +23,7 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training import state
+from transformer_jax.training import step
 from transformer_jax.training.step import Program
 
 STEPS = 4
@@ -49,7 +49,7 @@ def test_merged_equals_applied_in_every_family(family, tmp_path):
     for key, value in dict(rank=2, matrices=("*",)).items():
         configs.set_key(config, f"lora.{key}", value)
     task = make_task(config)
-    new = state.init_params(task)
+    new = step.init_params(task)
     batch = jax.tree.map(jnp.asarray, task.rows().train.batch(0, range(8)))
     carry = task.initial_carry(8)
 
@@ -109,7 +109,7 @@ def base(tmp_path_factory):
     """The workdir of a GPT at step 0."""
     folder = tmp_path_factory.mktemp("base")
     task = make_task(build_gpt(folder))
-    spec.create(folder / "run", task, state.init_params(task))
+    spec.create(folder / "run", task, step.init_params(task))
     return folder / "run"
 
 
@@ -174,7 +174,7 @@ def test_a_run_continues_the_same_adapters_and_merges_others(adapted, base, tmp_
         other = build(tmp_path, workdir, train__num_steps=1, **overrides)
         run = resolve(other, tmp_path / "other")
         program = Program.of(run.config, run.task(), jax.devices()[:1])
-        params = state.init(run.task(), program.tx, program.state).params
+        params = step.init(run.task(), program.tx, program.state).params
         return run.origin.params(run.config, program, params)
 
     jax.tree.map(np.testing.assert_array_equal, begun(lora__layers="1:"), trained)
@@ -242,7 +242,7 @@ def test_the_head_of_a_fine_tuning_is_trained_whole(base, tmp_path):
     task = run.task()
     groups = {
         name: task.group((*name.split("/"),))
-        for name in tensors_by_name(state.abstract_params(task))
+        for name in tensors_by_name(step.abstract_params(task))
     }
     trained = {name for name, group in groups.items() if group is not None}
     adapters = {name for name in groups if low_rank.is_adapter(name)}

@@ -15,9 +15,7 @@ from optax import contrib
 from tests.conftest import build_gpt
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
-from transformer_jax.configuration import sections
-from transformer_jax.configuration.sections import OPTIMIZERS
+from transformer_jax.config import OPTIMIZERS, UserError
 from transformer_jax.families.awd_lstm import AwdLSTM
 from transformer_jax.families.gpt import GPT
 from transformer_jax.layers.parameters import Traits
@@ -298,7 +296,7 @@ def test_a_group_has_the_optimizer_of_its_section():
     # What the group's optimizer does not use is not taken over.
     body = dict(weight_decay=0.1, b2=0.95, schedule="linear", final_fraction=0.1)
     group_of = (("head", (("name", "adam"), ("schedule", "constant"))),)
-    head = sections.optimizer_sections(section(**body, groups=group_of))["head"]
+    head = configs.optimizer_sections(section(**body, groups=group_of))["head"]
     assert (head.weight_decay, head.b2, head.final_fraction) == (0.0, 0.95, 0.0)
     with pytest.raises(UserError, match="no section for the task's group 'head'"):
         make(keys, traits, group=group)

@@ -16,7 +16,7 @@ from transformer_jax.contracts.task import Loss
 from transformer_jax.data import rows
 from transformer_jax.layers.parameters import declared
 from transformer_jax.objectives.texts import BaseTask
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

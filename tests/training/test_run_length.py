@@ -8,7 +8,6 @@ from tests.conftest import build_config
 from tests.training.stopping import stopping_at
 from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError
-from transformer_jax.configuration import sections
 from transformer_jax.distributed import hosts
 from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
@@ -30,8 +29,8 @@ from transformer_jax.training.trainer import Program, SaveTimer, rate_line, run
     ],
 )
 def test_fractions_become_updates(value, num_steps, span, interval):
-    assert sections.span(value, num_steps) == span
-    assert sections.interval(value, num_steps) == interval
+    assert configs.span(value, num_steps) == span
+    assert configs.interval(value, num_steps) == interval
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers import ring_attention
 from transformer_jax.planning import hlo
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
 

@@ -13,8 +13,7 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 from transformer_jax.training import warm_start
-from transformer_jax.training.state import init_params
-from transformer_jax.training.step import Program
+from transformer_jax.training.step import Program, init_params
 
 LSTM = dict(name="recurrent", vocab_size=80, d_model=8)
 BERT = dict(name="bert", vocab_size=80, d_model=8, num_layers=1, num_heads=2, max_length=32)

@@ -1,6 +1,6 @@
 """The pictures of `draw`: masks, positions, results of runs, word neighbors and analogies."""
 
-from transformer_jax.cli import flags as cli
+from transformer_jax import cli
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
-from transformer_jax.metrics import Metrics
+from transformer_jax.losses import Metrics
 
 Params = Any  # a tree of arrays
 Batch = dict[str, jax.Array]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import coercion
 from transformer_jax.data import masking, packing, rows, sentences, store
 from transformer_jax.data.rows import Row
 from transformer_jax.data.texts import MixedTexts
@@ -400,7 +400,7 @@ def _noise(entry: Any) -> Noise:
         raise UserError(f"config.task.noises: {entry!r} is not {_FORM}")
     name, *numbers = entry
     if name not in KINDS:
-        near = coercion.near(name, KINDS)
+        near = configs.did_you_mean(name, KINDS)
         raise UserError(
             f"config.task.noises: no noise {name!r}{near}; there are: {', '.join(KINDS)}"
         )

@@ -33,8 +33,8 @@ from typing import Literal, Protocol
 import numpy as np
 from grain.experimental import index_shuffle
 
+from transformer_jax import config as configs
 from transformer_jax.config import RunError, UserError
-from transformer_jax.configuration import classes
 
 Row = dict[str, np.ndarray]
 # Stages of a growing batch. The number is small because each stage has its own batch shape and so
@@ -357,7 +357,7 @@ class Readers:
         for _, connection in self._processes:
             # A class that a user's file defines can be unpickled only after that file has been
             # executed, so the paths of these files are sent first.
-            connection.send(classes.executed())
+            connection.send(configs.executed_files())
             connection.send_bytes(message)
 
     def batches(self, steps: range, indices: np.ndarray) -> Iterator[Batch]:
@@ -440,7 +440,7 @@ def serve(descriptor: int) -> None:
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         for file in connection.recv():
-            classes.module("task", file)
+            configs.file_module("task", file)
         read = connection.recv()
         while True:
             step, indices = connection.recv()

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.huggingface import tensors
 from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
@@ -273,7 +272,7 @@ def families() -> list[Family]:
     """Returns the architectures that the files of transformer_jax/families convert."""
     modules = [
         importlib.import_module(f"transformer_jax.families.{name}")
-        for name in classes.names("model")
+        for name in configs.class_names("model")
     ]
     return [family for module in modules for family in _defined(module)]
 

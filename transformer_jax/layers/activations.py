@@ -17,8 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import coercion
 
 COLLECTION = "activations"
 # The key in COLLECTION under which the output of a module is stored.
@@ -69,7 +69,7 @@ class _Request:
         names = sorted(self.computed)
         for pattern in (*self.read, *self.replace):
             if not fnmatch.filter(names, pattern):
-                hint = coercion.near(pattern, names)
+                hint = configs.did_you_mean(pattern, names)
                 raise UserError(f"no activation {pattern!r}{hint}; there are {', '.join(names)}")
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from transformer_jax.configuration import sections
+from transformer_jax import config as configs
 from transformer_jax.layers.parameters import Declared, Traits
 
 A, B = "_lora_A", "_lora_B"  # suffixes of names
@@ -110,7 +110,7 @@ class Adapters:
 
     def chosen(self, num_layers: int) -> list[int]:
         """Returns the sorted indices of the layers with adapters in a stack of `num_layers`."""
-        return sorted({*sections.chosen(self.layers, num_layers)})
+        return sorted({*configs.chosen_layers(self.layers, num_layers)})
 
     def _in_all_layers(self, num_layers: int, *arrays: jax.Array) -> list[jax.Array]:
         """Expands arrays (layers with adapters, ...) to (layers, ...), zero for the others."""

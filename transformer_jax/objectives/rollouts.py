@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 from ml_collections import ConfigDict
 
-from transformer_jax import metrics
+from transformer_jax import losses
 from transformer_jax.config import PositiveFloat, PositiveInt, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Batch, Context, Params
@@ -528,7 +528,7 @@ class Policy(Prompted):
         measured = jax.lax.map(measure, jax.tree.map(divided, batch))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), measured)
 
-    def measures(self, batch: Batch) -> metrics.Metrics:
+    def measures(self, batch: Batch) -> losses.Metrics:
         """Returns means over completions: reward, divergence, length, share with an end token.
 
         "entropy" is an estimate, the mean of -log p over the tokens that the policy sampled.
@@ -549,7 +549,7 @@ class Policy(Prompted):
 
     def changes(
         self, log_ratios: Float[Array, "B T"], filled: Bool[Array, "B T"]
-    ) -> metrics.Metrics:
+    ) -> losses.Metrics:
         """Returns how far the policy is from the one that sampled the completions.
 
         "change" is the mean absolute log-ratio of tokens, and "clip_share" the share of tokens
@@ -598,7 +598,7 @@ class Policy(Prompted):
             if number == 0:
                 self._show(Answers.of(completed))
             sums.append(jax.device_get(self.measures(completed)))
-        means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
+        means = losses.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
         return means
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax import metrics
+from transformer_jax import losses
 from transformer_jax.config import Fraction, UserError, build_model, build_source
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import (
@@ -101,7 +101,7 @@ class BaseTask(Task):
             # The sums of batches are added on the host in float64, because float32 would round the
             # sums of a large split.
             sums.append(jax.device_get(measured))
-        return metrics.means(jax.tree.map(_sum, *sums))
+        return losses.means(jax.tree.map(_sum, *sums))
 
     def _measured(self, placement: Placement, params, batch, carry):
         with placement.use():

@@ -16,7 +16,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.rows import Phase
 from transformer_jax.layers.parameters import names, split
 from transformer_jax.planning import hlo, topology
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 # --------------------------------------------------------------------------------------------------
 # Parameters and FLOPs of a config, from shapes and formulas, without arrays or data.
@@ -28,7 +28,7 @@ def parameters(task) -> dict[str, int]:
     For a model with pre-training heads, the heads and the encoder are also counted separately. If
     some parameters are frozen, the trained ones are counted, too.
     """
-    params = state.abstract_params(task)
+    params = step.abstract_params(task)
     model = task.model
     counts = {"params": _size(params) - model.num_padding()}
     if heads := [name for name in model.heads if name in params]:

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.distributed import sharding
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import Overrides, make_task
 from transformer_jax.storage import buckets
-from transformer_jax.training import state
+from transformer_jax.training import step
 from transformer_jax.training.checkpoint import Checkpoints
 
 local_devices = jax.local_devices  # the devices that `open_run` takes by default
@@ -50,12 +49,12 @@ def open_run(
     such a file is not named or has changed.
     """
     workdir = buckets.folder_of_run(workdir)
-    files, overrides = classes.split(dict(overrides).items())
+    files, overrides = configs.split_files(dict(overrides).items())
     class_files = {"model": model_file, "task": task_file, "source": source_file}
-    files |= {name: classes.named(name, file) for name, file in class_files.items() if file}
+    files |= {name: configs.named_file(name, file) for name, file in class_files.items() if file}
     recorded = spec.read(workdir, files)
     config = recorded.config
-    for section in files.keys() - classes.in_config(config).keys():
+    for section in files.keys() - configs.named_files(config).keys():
         raise UserError(
             f"config.{section}.name={files[section]}: {workdir} is a run of "
             f"config.{section}.name={config[section].name!r}; leave it out"
@@ -89,12 +88,12 @@ def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
     """
     mesh = task.config.mesh
     try:
-        return state.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
+        return step.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
     except UserError:
         if is_given:
             raise
         mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1)
-        return state.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
+        return step.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
 
 
 def mean(trees: Iterable):

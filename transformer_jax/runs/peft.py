@@ -13,7 +13,7 @@ from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 from transformer_jax.storage import buckets
-from transformer_jax.training import state
+from transformer_jax.training import step
 
 
 def read(folder, workdir, base, architecture: str | None = None) -> None:
@@ -33,7 +33,7 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
         configs.set_key(config, f"lora.{key}", value)
     configs.validate(config)
     task = make_task(config)
-    shapes, _ = parameters.split(state.abstract_params(task), parameters.paths(params).__contains__)
+    shapes, _ = parameters.split(step.abstract_params(task), parameters.paths(params).__contains__)
     adapters = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     params = parameters.merged(params, adapters)
     stored.fill(_without_padding_rows(params, task), Adapters.of(config.lora))

@@ -14,9 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
-from transformer_jax.configuration import classes, sections
-from transformer_jax.configuration.sections import Beginning, beginnings
+from transformer_jax.config import Beginning, UserError, beginnings
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.storage import buckets
@@ -29,7 +27,7 @@ from transformer_jax.training.warm_start import Origin, Part
 # `RunSpec` describes a run that is about to start or to resume. `Record` is the content of
 # config.json in the workdir of a run that has been started before.
 
-Files = Mapping[str, classes.File]
+Files = Mapping[str, configs.File]
 _NONE: Files = types.MappingProxyType({})
 Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
@@ -99,7 +97,7 @@ def resolve(
     run, that run is resumed. Raises UserError for an error in the config or in the runs that it
     names.
     """
-    files, overrides = classes.split(dict(overrides).items())
+    files, overrides = configs.split_files(dict(overrides).items())
     config = _copy(config, files)
     replaces_model = takes_model(config)
     model_overrides = [
@@ -111,10 +109,10 @@ def resolve(
         if (key, value) not in model_overrides:
             configs.set_key(config, key, value)
     configs.validate(config)
-    files = classes.in_config(config)
+    files = configs.named_files(config)
     recorded = find(workdir, files)
     if not recorded:  # a recorded run of an earlier version, which did not check this, may resume
-        sections.check_used(config)
+        configs.check_used(config)
     if recorded and recorded.config.task.name != config.task.name:
         raise UserError(
             f"--workdir={workdir}: holds a {recorded.config.task.name} run, "
@@ -145,13 +143,13 @@ def resolve(
 def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
     """Returns a copy of a config or config file, with `files` in place of the classes it names."""
     if isinstance(config, str | os.PathLike):
-        with classes.in_place_of_names(files):
+        with configs.replacing_names(files):
             return configs.read(config)
     if isinstance(config, ConfigDict) and {"model", "task", "source", *configs.SECTIONS} <= set(
         config
     ):
         config = ConfigDict(config).copy_and_resolve_references()
-        with classes.in_place_of_names(files):
+        with configs.replacing_names(files):
             return configs.experiment(**config.to_dict()) if files else config
     raise UserError(
         "train takes the path of a config file, or a config of config.load(...) or "
@@ -177,7 +175,7 @@ def make_task(config, workdir=None):
     Its tokenizer is the one of the run recorded in `workdir`, else of the run in
     `config.init_from`, else one of its own, as `config.data` says.
     """
-    recorded = find(workdir, classes.in_config(config))
+    recorded = find(workdir, configs.named_files(config))
     earlier = recorded or source(config)
     return _task(with_other_models(config, recorded, earlier), _tokenizer(earlier))
 
@@ -203,7 +201,7 @@ def _task(config, tokenizer):
     if task.reads_source:
         configs.build_source(config)  # to raise its errors before anything is compiled
     text_files.remember_in(config.data)
-    classes.check_ranges(task, config.task, "task")
+    configs.check_ranges(task, config.task, "task")
     if config.lora.rank is not None:
         task = warm_start.adapted(task)
     return task(config, tokenizer, **configs.options(config.task))
@@ -244,7 +242,7 @@ def find(workdir, files: Files = _NONE) -> Record | None:
     return read(workdir, files) if workdir and exists(workdir) else None
 
 
-def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = classes.SECTIONS) -> Record:
+def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = configs.NAMED_SECTIONS) -> Record:
     """Returns the record of the run in `workdir`.
 
     `files` are the class files that the user names, by section. A path in a record is never
@@ -262,7 +260,7 @@ def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = classes.SECTIO
                 f"{path}: written by a newer version (checkpoint format {version}, "
                 f"this one reads up to {FORMAT})"
             )
-        recorded = classes.Recorded(content.get("files", {}), files, needed)
+        recorded = configs.Recorded(content.get("files", {}), files, needed)
         config = configs.from_record(content["config"], str(path), recorded)
         has_head = content["has_head"] if "has_head" in content else fine_tunes(config)
         return Record(path.parent, config, fingerprint, has_head)
@@ -301,7 +299,7 @@ def begin(config, task, workdir, files: Files | None = None) -> ConfigDict | Non
     """
     workdir = buckets.folder_of_run(workdir)
     fingerprint = plain(task.fingerprint())
-    files = classes.in_config(config) if files is None else files
+    files = configs.named_files(config) if files is None else files
     earlier = find(workdir, files)
     if earlier:
         check(earlier, config, fingerprint)
@@ -324,7 +322,7 @@ def create(workdir, task, params) -> None:
         checkpoints.save_params(params)
     # The training data is unknown, which `Record.is_converted` recognizes by the empty list.
     fingerprint = {"train": [], "tokenizer": tokenizer_fingerprint(task)}
-    _write(task.config, fingerprint, workdir, classes.in_config(task.config))
+    _write(task.config, fingerprint, workdir, configs.named_files(task.config))
 
 
 def tokenizer_fingerprint(task):
@@ -408,7 +406,7 @@ def source(config) -> Record | None:
     main = next((run for run in runs if not run.prefix), runs[0])
     earlier = _record(main, config)
     model = earlier.config.model.name
-    may_differ = takes_model(config) and "model" not in classes.in_config(config)
+    may_differ = takes_model(config) and "model" not in configs.named_files(config)
     may_differ = may_differ or model in _others(config)
     if model != config.model.name and not main.prefix and not may_differ:
         raise UserError(
@@ -437,7 +435,7 @@ def _record(beginning: Beginning, config) -> Record:
     if not exists(beginning.run):
         key = f"task.{beginning.prefix}" if beginning in _task_runs(config) else configs.INIT_FROM
         raise UserError(f"config.{key}={beginning.run}: no run here (no config.json)")
-    return read(beginning.run, classes.in_config(config), needed=("model",))
+    return read(beginning.run, configs.named_files(config), needed=("model",))
 
 
 def origin(config, workdir) -> Origin | None:

@@ -1,8 +1,16 @@
 """Training: from a config to the updates of its run."""
 
 import contextlib
+import fcntl
+import json
 import os
-from collections.abc import Callable, Iterable
+import pathlib
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 
 from ml_collections import ConfigDict
 
@@ -10,8 +18,12 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
-from transformer_jax.runs import lock, spec
+from transformer_jax.pictures.progress import say
+from transformer_jax.runs import spec
 from transformer_jax.runs.spec import Overrides, resolve
+from transformer_jax.storage import buckets
+from transformer_jax.storage.buckets import Path
+from transformer_jax.storage.key_values import PATIENCE
 from transformer_jax.training import memory, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
@@ -80,4 +92,158 @@ def train(
 
 def _held(workdir):
     """Holds the workdir in process 0, on behalf of all processes."""
-    return contextlib.nullcontext() if hosts.index() else lock.held(workdir)
+    return contextlib.nullcontext() if hosts.index() else held(workdir)
+
+
+# --------------------------------------------------------------------------------------------------
+# Exclusive use of a workdir by one run at a time: a lock on a disk, a lease in a bucket.
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path | buckets.Path):
+    """In the context, no second run can use the workdir, which is created if it does not exist.
+
+    On a disk this is a file lock, which the system frees when the process ends, however it ends. In
+    a bucket it is a lease, because buckets have no locks. Raises UserError if another run is at
+    work in the workdir.
+    """
+    if isinstance(workdir, buckets.Path):
+        with _leased(workdir):
+            yield
+        return
+    with buckets.writing(f"--workdir={workdir}"):
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / ".lock", "w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--workdir={workdir}: another run is at work there") from None
+        try:
+            yield
+        finally:
+            if not (workdir / "config.json").exists():  # the run was refused: leave nothing behind
+                (workdir / ".lock").unlink()
+                with contextlib.suppress(OSError):
+                    workdir.rmdir()
+
+
+@contextlib.contextmanager
+def _leased(workdir: buckets.Path):
+    with contextlib.ExitStack() as stack:
+        with buckets.writing("--workdir"):
+            stack.enter_context(lease(workdir / ".lock", f"--workdir={workdir}", _end_process))
+        yield
+
+
+def _end_process(line: str) -> None:
+    """Ends the process at once, from any thread, because another run now holds the workdir."""
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    hosts.failed(line, 1)
+    os._exit(1)
+
+
+# --------------------------------------------------------------------------------------------------
+# The lease of a workdir in a bucket: an object that names its holder, who renews it regularly.
+# Objects are written only if their generation has not changed, so that of two processes that try to
+# take the lease at the same time only one succeeds.
+
+RENEWAL = 10  # seconds between two renewals
+SILENCE = 60  # seconds without a renewal after which the holder counts as dead
+
+
+@contextlib.contextmanager
+def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[None]:
+    """In the context, holds and renews the object `lock`, which messages call `name`.
+
+    A lock that has not been renewed for SILENCE seconds is taken over. The waiting process counts
+    these seconds itself, so that the clocks of two machines are never compared. Raises UserError if
+    the holder is alive. If another process takes over this lock, a thread calls `overtaken` with a
+    message.
+    """
+    identity = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "place": _place(),
+        "run": uuid.uuid4().hex,
+    }
+    content = json.dumps(identity).encode()
+    ended = threading.Event()
+    generation = lock.write_if(content, _generation_to_replace(lock, name))
+    if generation is None:
+        raise UserError(f"{name}: another run has started there at the same moment")
+
+    def renew() -> None:
+        nonlocal generation
+        while not ended.wait(RENEWAL):
+            # Errors are ignored, because a bucket that fails for a while may recover. Meanwhile,
+            # another process can take over only if it reaches the bucket.
+            with contextlib.suppress(OSError):
+                if (renewed := lock.write_if(content, generation)) is None:
+                    overtaken(
+                        f"{name}: another run has taken over, since no renewal from this process "
+                        f"reached the bucket within {SILENCE} s (or {lock} was deleted)"
+                    )
+                    return
+                generation = renewed
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PATIENCE)  # if the bucket can't be reached, the lease expires by itself
+        if generation is not None and not thread.is_alive():
+            with contextlib.suppress(OSError):
+                lock.write_if(None, generation, PATIENCE)
+
+
+def _generation_to_replace(lock: Path, name: str) -> bytes:
+    """Returns the generation of a lock that nobody holds. Raises UserError if it is held."""
+    seen = lock.stamped()
+    if seen.state == "missing":
+        return seen.stamp.generation
+    holder = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        holder = json.loads(lock.read_bytes())
+    if _is_dead_here(holder):
+        return seen.stamp.generation
+    description = f"process {holder.get('process')} on {holder.get('host')}"
+    say(
+        f"{name} is held by {description}: waiting up to {SILENCE} s for a renewal "
+        f"(if that process has ended, delete {lock})"
+    )
+    start = time.monotonic()
+    while time.monotonic() - start < SILENCE:
+        time.sleep(min(1, SILENCE / 10))
+        now = lock.stamped()
+        if now.stamp.generation == seen.stamp.generation:
+            continue
+        if now.state == "missing":
+            return now.stamp.generation
+        raise UserError(
+            f"{name}: another run is at work there, {description}, and has just renewed its "
+            f"lock. If it is killed, the lock is free {SILENCE} s later"
+        )
+    say(f"no renewal from {description} for {SILENCE} s: taking over")
+    return seen.stamp.generation
+
+
+def _is_dead_here(holder: dict) -> bool:
+    """Returns whether the holder was a process on this machine that has ended."""
+    here = _place()
+    if not here or holder.get("place") != here:
+        return False
+    return not os.path.exists(f"/proc/{holder['process']}")
+
+
+def _place() -> str | None:
+    """Returns an id of this boot of the machine and of this container, or None if there is none.
+
+    Within one such id, a process number identifies a process.
+    """
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return None

@@ -24,8 +24,8 @@ import os
 
 from absl import flags
 
-from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax import cli
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
 
 
@@ -115,9 +115,8 @@ def _files():
 
     A path that is recorded in a run is not used, because opening a run must not execute the file.
     """
-    from transformer_jax.configuration import classes
 
-    files, _ = classes.split(cli.overrides())
+    files, _ = configs.split_files(cli.overrides())
     return files
 
 
@@ -141,4 +140,4 @@ def _family():
 
 
 if __name__ == "__main__":
-    process.run(main, define_flags)
+    cli.run(main, define_flags)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
+from transformer_jax.config import UserError, named_files
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import estimate
 from transformer_jax.runs import spec
@@ -38,7 +37,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
     costs = {name: estimate.training(make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
-        if measured(folder / name, classes.in_config(config)):
+        if measured(folder / name, named_files(config)):
             say(f"{name}: done")
         else:
             say(

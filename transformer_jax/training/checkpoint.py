@@ -28,7 +28,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.layers import parameters
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 
 FORMAT = 1
 

@@ -16,8 +16,8 @@ from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float
 from optax.contrib import ScheduleFreeState
 
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import sections
 from transformer_jax.layers.parameters import Path, Traits, names, unsplit
 
 TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in jax
@@ -34,7 +34,7 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
     `config.optimizer.groups`, or if a section has no parameter.
     """
     by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
-    by_group = sections.optimizer_sections(config)
+    by_group = configs.optimizer_sections(config)
     _check_groups({task.group(path) for path in by_name}, {*by_group})
 
     def traits_of(path) -> Traits:
@@ -84,7 +84,7 @@ def _chain(
     Before update number `config.begin`, the chain changes neither the parameters nor its own state.
     Its schedule covers the updates from there to the end of the run.
     """
-    begin = sections.span(config.begin, num_steps)
+    begin = configs.span(config.begin, num_steps)
     rate = schedule(config, num_steps - begin)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
@@ -227,11 +227,11 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     rises from peak / ratio to the peak during the warm-up, and then falls back to peak / ratio
     (Howard & Ruder 2018, section 3.2).
     """
-    warmup_steps = sections.span(config.warmup_steps, num_steps)
+    warmup_steps = configs.span(config.warmup_steps, num_steps)
     peak = config.learning_rate
     warmup = max(warmup_steps, 1)
-    cooldown = sections.span(config.cooldown_steps, num_steps)
-    num_steps = sections.span(config.decay_steps or 0, num_steps) or num_steps
+    cooldown = configs.span(config.cooldown_steps, num_steps)
+    num_steps = configs.span(config.decay_steps or 0, num_steps) or num_steps
 
     def progress(step, first):
         """Returns the fraction of the updates from `first` to the end that lies before `step`."""

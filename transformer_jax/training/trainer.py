@@ -10,31 +10,32 @@ the others changed.
 
 import contextlib
 import functools
+import json
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import grain
 import jax
 import numpy as np
+import tensorboardX
 from jax.sharding import NamedSharding
 
 import transformer_jax
-from transformer_jax import metrics
-from transformer_jax.config import RunError, UserError
-from transformer_jax.configuration import sections
-from transformer_jax.configuration.sections import SCHEDULES
+from transformer_jax import config as configs
+from transformer_jax import losses, pictures
+from transformer_jax.config import SCHEDULES, RunError, UserError
 from transformer_jax.data import rows
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
-from transformer_jax.pictures.progress import doing, say
+from transformer_jax.pictures.progress import Bar, console, doing, say
 from transformer_jax.storage import buckets
+from transformer_jax.storage.buckets import Mirror, appearing, write_whole
 from transformer_jax.training import optimizer, warm_start
-from transformer_jax.training import state as states
+from transformer_jax.training import step as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.report import Reporter
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
 from transformer_jax.training.warm_start import Origin
@@ -121,8 +122,8 @@ class Trainer:
         self.scores: dict[str, float] = {}
         self.ended: str | None = None
         self._num_steps = config.train.num_steps
-        self._eval_every, self._save_every = sections.intervals(config.train, config.checkpoint)
-        self._saves_at_evaluations = sections.saves_at_evaluations(config.train, config.checkpoint)
+        self._eval_every, self._save_every = configs.intervals(config.train, config.checkpoint)
+        self._saves_at_evaluations = configs.saves_at_evaluations(config.train, config.checkpoint)
         # The order matters. The evaluation comes before the caller's hooks, which may read its
         # scores, and the checkpoint comes last, because it contains the scores and any change that
         # a hook has made to the state.
@@ -296,7 +297,7 @@ class Trainer:
         if self.start >= self._num_steps:
             return
         config = self.config
-        for line in sections.warnings(config.train, config.checkpoint, config.optimizer):
+        for line in configs.interval_warnings(config.train, config.checkpoint, config.optimizer):
             say(line)
         if recorded and self.start:
             state = self.state
@@ -375,7 +376,7 @@ class Trainer:
         timed_flops = sum(flops[update] for update in self._updates.take_timed())
         rate = timed_flops / (seconds["step"] + seconds["data"]) if timed_flops else math.nan
         applied = step * state.updates_per_step - int(skipped)
-        values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
+        values = {f"train/{name}": mean for name, mean in losses.means(sums).items()}
         # Schedules count updates from 0. The throughput in tokens is derived from the rate in
         # FLOP/s, so that, like MFU, it leaves out the updates that compiled.
         values |= {
@@ -469,8 +470,8 @@ class Trainer:
             )
             # An evaluation reads streams of its own, so it does not continue the carry of training.
             carry = states.make_carry(self.task, rows, program.mesh, program.table)
-            sums = functools.reduce(metrics.add, self._sums(batches, carry))
-            means = {key: mean for key, mean in metrics.means(sums).items() if key != "filled"}
+            sums = functools.reduce(losses.add, self._sums(batches, carry))
+            means = {key: mean for key, mean in losses.means(sums).items() if key != "filled"}
             means |= self.task.derived(name, means)
             values |= {f"{name}/{key}": value for key, value in means.items()}
         return values
@@ -937,4 +938,167 @@ def _moved_ends(recorded, config, updates_per_step: int) -> str:
 def _end(config, key: str, updates_per_step: int) -> int:
     value = config.optimizer[key]
     num_updates = config.train.num_steps * updates_per_step
-    return num_updates if value is None else sections.span(value, num_updates)
+    return num_updates if value is None else configs.span(value, num_updates)
+
+
+# ------------ the output of a run: the progress line, metrics.jsonl, TensorBoard files, curves.png
+
+_SECONDS_BETWEEN_CURVES = 60  # between two drawings of curves.png
+_SECONDS_BETWEEN_SENDS = 60  # between two copies to a bucket
+
+
+class Reporter:
+    """Writes the measurements of a run, in process 0 only.
+
+    A run that was killed may have recorded steps after its last checkpoint, at `start`. Their lines
+    are removed, because these steps will be done again.
+
+    Attributes:
+      folder: the local folder to which the files are written; None in processes other than 0.
+      evaluations: the recorded evaluations up to `start`, each {name: score}.
+      evaluated: the evaluation recorded at `start`; empty if there is none.
+    """
+
+    def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
+        self.workdir = workdir
+        self.num_steps = num_steps
+        self.name = "/".join(str(workdir).rstrip("/").split("/")[-2:])  # such as runs/quickstart
+        self.active = jax.process_index() == 0
+        self.folder: pathlib.Path | None = None
+        self.evaluations: list[dict[str, float]] = []
+        self.evaluated: dict[str, float] = {}
+        if self.active:
+            self._open(start)
+
+    def _open(self, start: int) -> None:
+        self._mirror = Mirror(self.workdir, "metrics.jsonl")
+        self._sent = time.monotonic()
+        self.folder = self._mirror.local
+        self._lines, recorded = _reopened(self.folder / "metrics.jsonl", start)
+        for line in recorded:
+            if not any(key.startswith(("train/", "hook/")) for key in line):
+                self.evaluations.append({k: v for k, v in line.items() if k != "step"})
+                self.evaluated = self.evaluations[-1] if line["step"] == start else {}
+        # TensorBoard hides the recorded events of steps that this run will do again.
+        self._tensorboard = tensorboardX.SummaryWriter(
+            str(self.folder / "tensorboard"), purge_step=start + 1
+        )
+        self._drawn = time.monotonic()
+        self._bar = Bar("training", self.num_steps, start, seconds=float("inf"))
+
+    def __enter__(self):
+        if self.active:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        if not self.active:
+            return
+        self._bar.__exit__(*error)
+        # An error of the run itself is more important than an error in writing its last metrics.
+        ignored = contextlib.suppress(RunError) if error[0] else contextlib.nullcontext()
+        with ignored, self._writing():
+            self._lines.close()
+            self._tensorboard.close()
+            draw_curves(self.folder, self.name)
+            self.send()
+        self._mirror.close()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Writes a line to metrics.jsonl, and the finite values to TensorBoard."""
+        if not self.active:
+            return
+        # JSON has neither NaN nor infinity.
+        line = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        with self._writing():
+            print(json.dumps({"step": step, **line}), file=self._lines, flush=True)
+        for name, value in line.items():
+            if value is not None:
+                self._tensorboard.add_scalar(name, value, step)
+        if time.monotonic() - self._sent > _SECONDS_BETWEEN_SENDS:
+            self.send()
+
+    def send(self) -> None:
+        """Copies the files to the workdir if it is in a bucket."""
+        if self.active and self.folder is not self.workdir:
+            with self._writing():
+                self._tensorboard.flush()
+                self._mirror.send()
+            self._sent = time.monotonic()
+
+    def step(self) -> None:
+        """Advances the progress bar by one update."""
+        if self.active:
+            self._bar.advance()
+
+    def progress(self, step: int, values: dict[str, float]) -> None:
+        """Shows the measurements: beside the bar in a terminal, elsewhere as a line of text."""
+        if not self.active:
+            return
+        note = _note(values)
+        if console.is_terminal:
+            self._bar.advance(0, note)
+        else:
+            say(f"step {step:,}/{self.num_steps:,}  {note}  {self._bar.left()} left")
+
+    def evaluation(self, step: int, values: dict[str, float]) -> None:
+        """Writes and shows the scores of an evaluation.
+
+        Draws the curves if the last drawing is old. They are drawn once more at the end of the run.
+        """
+        self.write(step, values)
+        if not self.active:
+            return
+        scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        say(f"step {step:,}  {scores}")
+        if time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
+            with self._writing():
+                draw_curves(self.folder, self.name)
+            self._drawn = time.monotonic()
+        self.send()
+
+    def _writing(self) -> contextlib.AbstractContextManager:
+        return buckets.writing(self.workdir, RunError, "; the saved checkpoints are complete")
+
+
+def _note(values: dict[str, float]) -> str:
+    """Returns the text of the progress line."""
+    speed = ""
+    if math.isfinite(values["train/mfu"]):
+        speed = (
+            f"{values['train/tokens_per_second']:,.0f} tokens/s  MFU {values['train/mfu']:.0%}  "
+        )
+    skipped = f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""
+    return (
+        f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {speed}"
+        f"padding {values['train/padding']:.1%}{skipped}"
+    )
+
+
+def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
+    """Draws curves.png from metrics.jsonl in `folder`, with the name of the run as the title.
+
+    Returns the path of the picture.
+    """
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    figure = pictures.curves({"": lines}, title=run)
+    path = folder / "curves.png"
+    with appearing(path) as temporary:
+        figure.savefig(temporary, dpi=100)
+    return path
+
+
+def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
+    """Removes the lines of steps after `start` from the metrics file.
+
+    Returns the file, opened for appending, and the remaining lines, parsed.
+    """
+    recorded = []
+    if path.exists():
+        for line in path.read_text(errors="replace").splitlines(keepends=True):
+            # The last line that a killed run has written may be incomplete.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
+                    recorded.append(values)
+        write_whole(path, "".join(json.dumps(values) + "\n" for values in recorded))
+    return path.open("a"), recorded

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError, named_class
-from transformer_jax.configuration.sections import Beginning
+from transformer_jax.config import Beginning, UserError, named_class
 from transformer_jax.contracts.task import Batch, Context, EvaluationProgram, Loss, Params, Task
 from transformer_jax.data import array_files
 from transformer_jax.distributed import hosts

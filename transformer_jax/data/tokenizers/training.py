@@ -3,9 +3,12 @@
 import contextlib
 import copy
 import dataclasses
+import functools
+import importlib
 import json
 import math
 import pathlib
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 
 import sentencepiece
@@ -15,9 +18,9 @@ from transformer_jax.config import UserError
 from transformer_jax.data import store
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
-from transformer_jax.data.tokenizers.bpe import GPT1BPE, ROBERTA, ByteBPE, PublishedBPE
+from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE, PublishedBPE
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
-from transformer_jax.data.tokenizers.unigram import ALBERT, T5, Marian, SentencePiece, XLNet
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, SentencePiece, XLNet
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Characters, Residues, Words
 from transformer_jax.pictures.progress import say
@@ -26,24 +29,24 @@ from transformer_jax.storage import buckets
 # --------------------------------------------------------------------------------------------------
 # Reading tokenizers from the files of a run or of a published model.
 
-KINDS = {
-    kind.file: kind
-    for kind in (
-        SentencePiece,
-        ByteBPE,
-        GPT1BPE,
-        PublishedBPE,
-        Characters,
-        WordPiece,
-        Words,
-        T5,
-        ALBERT,
-        XLNet,
-        Marian,
-        Residues,
-    )
-}
 SHARED = "shared.model"  # a SentencePiece model that both sides of a pair share
+
+
+@functools.cache
+def kinds() -> dict[str, type[Tokenizer]]:
+    """Returns {file: class} of all tokenizers: the classes in this folder that name a `file`."""
+    package = importlib.import_module(__package__)
+    modules = [
+        importlib.import_module(f"{__package__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    classes = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Tokenizer)
+    ]
+    return {kind.file: kind for kind in classes if "file" in vars(kind)}
 
 
 def load(folder: pathlib.Path) -> Tokenizer:
@@ -63,13 +66,13 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
     A chat tokenizer has a further file, which lists its special tokens. Raises ValueError unless
     there is exactly one tokenizer.
     """
-    kinds = KINDS | {SHARED: SentencePiece}
-    names = [name for name in kinds if name in files]
+    classes = kinds() | {SHARED: SentencePiece}
+    names = [name for name in classes if name in files]
     if len(names) != 1:
         raise ValueError(
-            f"it should hold one of {', '.join(KINDS)}; it holds {' and '.join(names) or 'none'}"
+            f"it should hold one of {', '.join(kinds())}; it holds {' and '.join(names) or 'none'}"
         )
-    tokenizer = kinds[names[0]](files[names[0]])
+    tokenizer = classes[names[0]](files[names[0]])
     if chat.FILE not in files:
         return tokenizer
     return chat.with_marks(tokenizer, json.loads(files[chat.FILE])["marks"])
@@ -208,7 +211,7 @@ class Pair:
         sides = [
             kind(files[_name(side, kind)])
             for side in ("source", "target")
-            for kind in KINDS.values()
+            for kind in kinds().values()
             if _name(side, kind) in files
         ]
         if len(sides) == 2:
