@@ -208,7 +208,7 @@ def gradients(tiny: bool, name: str, **more) -> dict:
         after = jax.device_get(state.params)
         grads = jax.tree.map(lambda x, y: (np.float64(x) - y) / rate, initial.params, after)
         flat = np.concatenate([x.ravel() for x in jax.tree.leaves(grads)])
-        return losses.means(state.metrics)["loss"], flat
+        return losses.mean_metrics(state.metrics)["loss"], flat
 
     with turn(alone=False):
         cpu, here = jax.devices("cpu")[0], jax.devices()[0]
@@ -255,7 +255,7 @@ def train(tiny: bool, name: str, is_profiled: bool = False, **more) -> dict:
     if is_profiled:
         with turn(alone=True):
             row["kernels"] = kernel_times(updates)
-    loss = losses.means(state.metrics)["loss"]
+    loss = losses.mean_metrics(state.metrics)["loss"]
     chip = hardware.of(jax.devices()[0].device_kind)
     flops = task.flops() * sizes["rows"]
     # A part's later programs can't be told apart in the peak, unless they need more.

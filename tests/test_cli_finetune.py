@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from tests.finetuning.examples import build, pretrained
@@ -20,6 +21,10 @@ class Trained:
     folder: pathlib.Path
     flags: list[str]
     summary: dict  # the output of `finetune`
+
+    @property
+    def pretrained(self) -> str:
+        return self.flags[0].partition("=")[2]
 
     @property
     def run(self) -> str:
@@ -140,3 +145,28 @@ def test_mistakes_in_training_are_refused(trained):
 def test_mistakes_in_the_use_of_a_run_are_refused(trained, program, arguments, words):
     workdir, *others = arguments
     refused(here(program, workdir.replace("@", f"--workdir={trained.folder}"), *others), words)
+
+
+def test_features_are_the_states_of_the_tokens(trained, tmp_path):
+    path = tmp_path / "states.npz"
+    options = [f"--workdir={trained.pretrained}", f"--output={path}", "--layers=0,-1"]
+    done = call("features", *options, text="the dog sat.\na cat\n")
+    assert done.returncode == 0, done.stderr
+    pieces = [json.loads(line) for line in done.stdout.splitlines()]
+    with np.load(path) as arrays:
+        assert [*arrays] == ["text_0", "text_1"]
+        for text, names in zip(arrays.values(), pieces):
+            assert text.shape == (2, len(names), 32) and np.isfinite(text).all()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--output=states.txt"], "--output=states.txt: must be a file *.npz or *.safetensors"),
+        (["--output=states.npz", "--layers="], "--layers=: must be numbers of layers"),
+        (["--output=states.npz", "--layers=a"], "--layers=a: must be whole numbers"),
+    ],
+)
+def test_mistakes_in_features_are_refused(trained, options, words):
+    done = call("features", f"--workdir={trained.pretrained}", *options, text="the dog\n")
+    assert done.returncode == 2 and words in done.stderr

@@ -51,6 +51,20 @@ def test_ctrl_c_prints_one_line():
     assert process.stderr.read() == "interrupted\n" and process.wait() == 130
 
 
+def test_dry_run_plans_a_small_model():
+    sizes = dict(d_model=16, num_heads=2, num_layers=2, max_length=32, vocab_size=300)
+    keys = [f"--config.model.{key}={size}" for key, size in sizes.items()]
+    keys += ["--config.task.length=32", "--config.task.sample_tokens=0"]
+    keys += ["--config.train.batch=4", "--config.mesh.fsdp=2"]
+    done = call("dry_run", "--config=configs/gpt/quickstart.py", "--devices=2", *keys)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout.splitlines()[-1])
+    assert plan["mesh"] == {"data": 1, "fsdp": 2, "tensor": 1, "sequence": 1}
+    assert plan["tokens_per_step"] == 4 * 32
+    # parameters and two moments, of which each device has half
+    assert plan["bytes_per_device"]["arguments"] == pytest.approx(6 * plan["params"], rel=0.1)
+
+
 @pytest.mark.full
 def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
     done = call(

@@ -28,6 +28,7 @@ config_keys = re.compile(r"`(?:--)?config\.(\w+\.\w+)")
 of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
 )

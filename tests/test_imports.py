@@ -80,13 +80,12 @@ print(json.dumps([[name, key, str(before[key]), str(value)] for name, values in 
 PROGRAMS = """
 import sys
 from transformer_jax import cli
-from transformer_jax import cli
 from transformer_jax import draw, generate, translate
 
 def ended(program, *arguments):
     sys.argv = [program.__name__, *arguments]
     try:
-        process.run(program.main, program.define_flags)
+        cli.run(program.main, program.define_flags)
     except SystemExit as end:
         return end.code
 
@@ -117,7 +116,6 @@ def test_importing_every_module_changes_nothing_outside(tmp_path):
     assert json.loads(run(IMPORTS, ROOT, tmp_path / "run").stdout.splitlines()[-1]) == []
 
 
-@pytest.mark.full
 def test_programs_run_one_after_another_in_one_process(tmp_path):
     done = run(PROGRAMS, tmp_path)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

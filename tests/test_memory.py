@@ -207,7 +207,6 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
 DECODING = """
 import jax, jax.numpy as jnp
 from transformer_jax import cli
-from transformer_jax import cli
 
 def define_flags():
     cli.define_workdir()
@@ -216,11 +215,10 @@ def define_flags():
 def main():
     jax.jit(lambda: jnp.zeros(10**13, jnp.float32))()
 
-process.run(main, define_flags)
+cli.run(main, define_flags)
 """
 
 
-@pytest.mark.full
 def test_decoding_names_its_own_remedies(tmp_path):
     run = next((ROOT / "tests/fixtures/format_1").glob("**/config.json")).parent
     done = subprocess.run(

@@ -317,20 +317,20 @@ def label_nll(
 # Metrics are a dict {name: (total, count)} of scalars, and the mean is total / count. Counts that
 # must be exact are int32, because float32 is exact only up to 2**24.
 
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
+Metrics = dict[str, tuple[jax.typing.ArrayLike, jax.typing.ArrayLike]]
 
 
-def add(a: Metrics, b: Metrics) -> Metrics:
+def add_metrics(a: Metrics, b: Metrics) -> Metrics:
     """Returns the sums of both. The sum of two arrays on the host stays on the host."""
     return jax.tree.map(operator.add, a, b)
 
 
-def zeros_like(metrics: Metrics) -> Metrics:
-    """Returns zeros with the names, shapes and dtypes of `metrics`."""
+def zero_metrics(metrics: dict[str, tuple]) -> Metrics:
+    """Returns zeros with the names, shapes and dtypes of `metrics`, which may be abstract."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
 
-def means(metrics: Metrics) -> dict[str, float]:
+def mean_metrics(metrics: Metrics) -> dict[str, float]:
     """Returns the means of metrics on the host, as floats. The mean of no terms is nan."""
     return {
         name: float(total) / float(count) if count else math.nan

@@ -148,7 +148,7 @@ def run_config(folder, norm_position, **keys):
     return config
 
 
-@pytest.mark.full
+@pytest.mark.sample("MarianMTModel-post-1e-05")
 @pytest.mark.parametrize(
     "architecture, norm, epsilon", [(MARIAN, "post", 1e-5), (PEGASUS, "pre", 1e-6)]
 )

@@ -87,7 +87,7 @@ def assert_transcripts(task, params, expected):
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.sample("Wav2Vec2ForCTC-large")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(name, tmp_path):
     folder, run, back = HERE / name, tmp_path / "run", tmp_path / "back"

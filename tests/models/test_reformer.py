@@ -127,7 +127,7 @@ def test_what_a_token_does_not_see_changes_nothing(reformer):
     np.testing.assert_allclose(packed[:, 24:], alone, **EXACT)
 
 
-@pytest.mark.full
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("across", [False, True])
 def test_decoding_gives_the_logits_of_whole_rows(reformer, across):
     """Across buckets, that holds for a row of one chunk."""

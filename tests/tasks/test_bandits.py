@@ -79,6 +79,7 @@ def test_ppo_reaches_the_optimum(whitens_rewards):
     np.testing.assert_allclose(trained(*bandit(**keys)), OPTIMUM, atol=0.01)
 
 
+@pytest.mark.full
 def test_grpo_without_division_reaches_the_optimum():
     """An answer is part of its group's mean, so its reward counts (G - 1) / G."""
     size = 8

@@ -41,6 +41,7 @@ def chooser(gpt, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.full
 def test_generate_prints_the_best_of_its_samples(gpt, chooser):
     how = [f"--workdir={gpt.workdir}", "--prompts=-", "--max_tokens=8", "--seed=3"]
     best = [f"--reward={chooser}", "--best_of=5", "--config.decode.batch=4"]
@@ -58,6 +59,7 @@ def test_generate_prints_the_best_of_its_samples(gpt, chooser):
         assert {name: best[name] for name in drawn[place]} == drawn[place]
 
 
+@pytest.mark.full
 def test_one_prompt_is_printed_as_text(gpt, chooser):
     flags = [f"--workdir={gpt.workdir}", "--prompt=the cat", "--max_tokens=4", "--best_of=2"]
     done = call("generate", *flags, f"--reward={chooser}")

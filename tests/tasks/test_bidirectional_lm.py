@@ -154,7 +154,6 @@ def overfitted(task, program, batch):
     return params
 
 
-@pytest.mark.full
 def test_evaluate_gives_the_perplexity_of_both_directions(tmp_path):
     from transformer_jax.training.step import init_params
 

@@ -46,6 +46,7 @@ def test_the_languages_of_sets_and_of_the_grammar():
     assert GrammarPairs("test", 3).target_language == "de"
 
 
+@pytest.mark.full
 def test_an_evaluation_names_the_language_of_its_files(translation, tmp_path):
     for name in ("test.en", "test.fr"):
         (tmp_path / name).write_text("a dog runs\n")

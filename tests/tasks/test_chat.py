@@ -336,7 +336,7 @@ def test_prompts_on_the_command_line(chats):
     one = call(*chat, "--temperature=0", "--prompt=Where is the cat?")
     assert one.stdout == "on the mat\n", one.stderr
     plain = call("generate", f"--workdir={chats.workdir}", "--prompt=Where", "--max_tokens=2")
-    assert plain.stdout.startswith("Where") and "--chat answers" in plain.stderr
+    assert plain.stdout.startswith("Where") and "--chat replies" in plain.stderr
 
 
 @pytest.mark.full

@@ -48,7 +48,6 @@ def run(tmp_path_factory):
     return folder / "run", files
 
 
-@pytest.mark.full
 def test_a_run_is_evaluated_and_predicts_files(run):
     workdir, files = run
     task, params = open_run(workdir)

@@ -126,7 +126,6 @@ def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     assert after.metrics["kl"][0] == 0 and after.metrics["grad_norm"][0] > 0
 
 
-@pytest.mark.full
 def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
     """The gradient has the loss of texts as a language model, times its coefficient."""
     (tmp_path / "texts.txt").write_text("the cat sat on the mat.\n\n" * 40)

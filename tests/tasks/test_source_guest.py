@@ -149,6 +149,7 @@ def config(tmp_path_factory):
         )
 
 
+@pytest.mark.full
 def test_a_task_without_a_tokenizer_is_trained_and_used(config, tmp_path, capsys):
     run = tmp_path / "run"
     scores = transformer_jax.train(config, run)

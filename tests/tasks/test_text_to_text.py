@@ -77,7 +77,6 @@ def test_a_run_learns_and_is_scored_with_its_baseline(run):
     assert expected.items() <= results.items()
 
 
-@pytest.mark.full
 def test_a_line_is_read_with_the_prefix_and_cut_as_in_training(run, capsys):
     task, params = run.task, run.params
     encode = task.tokenizer.source.encode
@@ -122,7 +121,6 @@ def test_long_texts_are_cut_in_rows_and_whole_in_scores(tmp_path, capsys):
     assert task.texts.text("valid") is None and not task.evaluations()
 
 
-@pytest.mark.full
 def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
     done = call("evaluate", f"--workdir={run.workdir}", f"--against={run.workdir}")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs
@@ -25,16 +26,18 @@ def check_length(num_tokens: int, max_length: int) -> None:
         )
 
 
-def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool) -> Attended:
+def in_text(model: Any, params, tokenizer, inputs: Inputs, *, stack: str, pieces: bool) -> Attended:
     """Returns the self-attention weights of a text in the "encoder" or the "decoder".
 
-    They are between words or, with `pieces`, between tokens. Raises UserError for a text longer
-    than `config.model.max_length`.
+    `inputs` are the model's inputs for the text, in one row. The weights are between words or,
+    with `pieces`, between tokens. Raises UserError for a text longer than
+    `config.model.max_length`.
     """
     check_attends(model)
+    ids = np.asarray(inputs.tokens)[0].tolist()
     check_length(len(ids), model.window)
     side = Side.of(tokenizer, ids, pieces)
-    return between(weights_in(model, params, stack, Inputs(jnp.array([ids]))), side, side)
+    return between(weights_in(model, params, stack, inputs), side, side)
 
 
 def in_translation(

@@ -311,7 +311,12 @@ class CausalUse:
         """
         ids = self.with_start(self.tokenizer.encode([text])[0])
         return attention.in_text(
-            self.model, params, self.tokenizer, ids, stack="decoder", pieces=pieces
+            self.model,
+            params,
+            self.tokenizer,
+            Inputs(jnp.array([ids])),
+            stack="decoder",
+            pieces=pieces,
         )
 
     def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:

@@ -4,9 +4,11 @@ import abc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference import attention, batching
@@ -93,5 +95,10 @@ class EncoderUse(StatesUse):
         begin, end = batching.text_frame(self.model, self.tokenizer)
         ids = [*begin, *self.tokenizer.encode_masked(text), *end]
         return attention.in_text(
-            self.model, params, self.tokenizer, ids, stack="encoder", pieces=pieces
+            self.model,
+            params,
+            self.tokenizer,
+            Inputs(jnp.array([ids])),
+            stack="encoder",
+            pieces=pieces,
         )

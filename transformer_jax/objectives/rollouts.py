@@ -598,7 +598,7 @@ class Policy(Prompted):
             if number == 0:
                 self._show(Answers.of(completed))
             sums.append(jax.device_get(self.measures(completed)))
-        means = losses.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
+        means = losses.mean_metrics(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
         return means
 

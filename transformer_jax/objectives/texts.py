@@ -101,7 +101,7 @@ class BaseTask(Task):
             # The sums of batches are added on the host in float64, because float32 would round the
             # sums of a large split.
             sums.append(jax.device_get(measured))
-        return losses.means(jax.tree.map(_sum, *sums))
+        return losses.mean_metrics(jax.tree.map(_sum, *sums))
 
     def _measured(self, placement: Placement, params, batch, carry):
         with placement.use():

@@ -312,8 +312,11 @@ MOVED = {  # without the name of the package
     "training.watchdog": "training.stop",
 }
 
-# Classes that have another name in the module that has them now.
+# Classes and functions that have another name in the module that has them now.
 RENAMED = {
+    "add": "add_metrics",
+    "means": "mean_metrics",
+    "zeros_like": "zero_metrics",
     "Attending": "CachedSequenceToSequence",
     "Cloze": "UnifiedLM",
     "LSTM": "RecurrentLM",

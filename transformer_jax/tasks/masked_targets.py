@@ -179,11 +179,13 @@ class MaskedTargets(TextToText):
             self.model,
             params,
             tokenizer.source,
-            [*first, *second],
+            Inputs(
+                jnp.array([[*first, *second]]),
+                token_types=jnp.array([types]),
+                ranks=jnp.array([ranks]),
+            ),
             stack="encoder",
             pieces=pieces,
-            ranks=jnp.array([ranks]),
-            token_types=jnp.array([types]),
         )
 
 

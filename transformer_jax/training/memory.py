@@ -125,7 +125,7 @@ _ACTIVITIES = (
     ("training.checkpoint", "restore", "restoring a checkpoint"),
     ("training.checkpoint", "_read", "restoring a checkpoint"),
     ("training.checkpoint", "", "saving a checkpoint"),
-    ("training.state", "init", "initializing parameters and optimizer state"),
+    ("training.step", "init", "initializing parameters and optimizer state"),
     ("training.trainer", "_evaluat", "in an evaluation"),
     ("training.trainer", "__call__", "in an update"),
     ("training.memory", "_check_host", "before the start"),

@@ -168,7 +168,7 @@ def _make_update(task, optimizer: Optimizer, shardings):
         return state.replace(
             params=new_or_old(params, state.params),
             opt_state=new_or_old(opt_state, state.opt_state),
-            metrics=new_or_old(losses.add(state.metrics, sums), state.metrics),
+            metrics=new_or_old(losses.add_metrics(state.metrics, sums), state.metrics),
             skipped=state.skipped + ~finite,
             last_skipped=jnp.where(finite, state.last_skipped, state.step),
             carry=new_or_old(carry, state.carry),
@@ -675,7 +675,7 @@ def _create(task, tx, params, sums=None):
         step=jnp.int32(0),
         params=params,
         opt_state=tx.init(params),
-        metrics=losses.zeros_like(sums),
+        metrics=losses.zero_metrics(sums),
         skipped=jnp.int32(0),
         last_skipped=jnp.int32(-1),
         carry=jax.tree.map(lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES), carry),

@@ -376,7 +376,7 @@ class Trainer:
         timed_flops = sum(flops[update] for update in self._updates.take_timed())
         rate = timed_flops / (seconds["step"] + seconds["data"]) if timed_flops else math.nan
         applied = step * state.updates_per_step - int(skipped)
-        values = {f"train/{name}": mean for name, mean in losses.means(sums).items()}
+        values = {f"train/{name}": mean for name, mean in losses.mean_metrics(sums).items()}
         # Schedules count updates from 0. The throughput in tokens is derived from the rate in
         # FLOP/s, so that, like MFU, it leaves out the updates that compiled.
         values |= {
@@ -470,8 +470,9 @@ class Trainer:
             )
             # An evaluation reads streams of its own, so it does not continue the carry of training.
             carry = states.make_carry(self.task, rows, program.mesh, program.table)
-            sums = functools.reduce(losses.add, self._sums(batches, carry))
-            means = {key: mean for key, mean in losses.means(sums).items() if key != "filled"}
+            sums = functools.reduce(losses.add_metrics, self._sums(batches, carry))
+            means = losses.mean_metrics(sums)
+            means.pop("filled", None)
             means |= self.task.derived(name, means)
             values |= {f"{name}/{key}": value for key, value in means.items()}
         return values
