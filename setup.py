@@ -12,7 +12,7 @@ INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 #
 # The range of jax is wide so that an installation leaves a machine's jax, which may belong to its
 # accelerator, as it is. With jaxlib 0.11 and 0.12 the package sets a flag that keeps sums on a CPU
-# right (configuration/xla_guard.py). The flag mends 0.10.2, too, but that is what pip would choose
+# right (xla_guard.py). The flag mends 0.10.2, too, but that is what pip would choose
 # with Python 3.11, and 0.10.1 is right without a flag, and faster (docs/determinism.md).
 JAX_RELEASES = ">=0.10,!=0.10.2,<0.13"
 BASE = [

@@ -2,7 +2,7 @@
 
 python benchmarks/xla_flags.py --data=PYTHON,PYTHON,... [--json=FILE] [--case=gpt_cpu ...] [--tiny]
 
-The flag is that of transformer_jax/configuration/xla_guard.py. Each PYTHON is the interpreter of an
+The flag is that of transformer_jax/xla_guard.py. Each PYTHON is the interpreter of an
 environment with the package's libraries and one release of jaxlib. Each interpreter and flag runs
 in a separate process; they take turns. The peer is the first interpreter without the flag.
 """

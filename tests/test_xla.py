@@ -13,7 +13,7 @@ import jax
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from transformer_jax.configuration import xla_guard
+from transformer_jax import xla_guard
 
 TESTS = pathlib.Path(__file__).parent
 USERS = {

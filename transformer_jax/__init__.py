@@ -64,8 +64,7 @@ makes its row NaN instead.
 import os
 import time
 
-from transformer_jax import old_paths
-from transformer_jax.configuration import xla_guard
+from transformer_jax import old_paths, xla_guard
 
 old_paths.install()
 __path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))

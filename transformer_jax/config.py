@@ -35,8 +35,6 @@ from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration.errors import Interrupted, Preempted, RunError, UserError
-
 __all__ = [
     "Share",
     "Range",
@@ -82,6 +80,30 @@ __all__ = [
     "tiny",
     "validate",
 ]
+
+# --------------------------------------------------------------------------------------------------
+# Errors, and early ends of a run, that a program reports in one line without a traceback.
+
+
+class UserError(Exception):
+    """A mistake that the user can correct. A program prints it as one line and exits with 2."""
+
+
+class RunError(Exception):
+    """A run can't continue although its input is valid. A program prints it and exits with 1."""
+
+
+class Preempted(Exception):
+    """SIGTERM stopped the run after its state was saved, so that the same command continues it."""
+
+    code = 75  # exit code of the program, EX_TEMPFAIL in sysexits.h
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C stopped the run after its state was saved, so that the same command continues it."""
+
+    code = 130  # as a shell reports the end by SIGINT, 128 + 2
+
 
 # --------------------------------------------------------------------------------------------------
 # Conversion of strings on the command line, and of values in config files, to the declared types.
