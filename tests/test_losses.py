@@ -156,6 +156,37 @@ def test_gradients_of_every_sum_on_a_mesh(monkeypatch):
     assert_near(of(split_sums), of(plain_sums))
 
 
+def test_selected_positions_on_a_mesh(monkeypatch):
+    """Each device has rows of its own, with another number of selected positions."""
+    monkeypatch.setattr(losses, "CHUNK_TOKENS", 3)
+    mesh_config = configs.experiment(
+        model={"name": "gpt"}, task={"name": "causal_lm"}, mesh={"data": 2, "tensor": 2}
+    ).mesh
+    mesh = sharding.make_mesh(mesh_config, jax.devices()[:4])
+    rules = sharding.rules(mesh_config)
+    selected = jnp.arange(L) < jnp.array([[7], [1]])
+    labels, weights = LABELS[:2], WEIGHTS[:2]
+
+    def selected_loss(output):
+        return losses.selected_cross_entropy(*output, labels, weights, selected=selected)
+
+    def plain(output):
+        hidden, table, bias = output
+        log_probs = jax.nn.log_softmax(hidden @ table.T + bias)
+        of_labels = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
+        is_correct = (log_probs.argmax(axis=-1) == labels) & selected
+        return -(of_labels * weights * selected).sum(), is_correct.astype(jnp.float32)
+
+    def results(loss):
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))((HIDDEN[:2], TABLE, BIAS))
+
+    with sharding.use(mesh, rules):
+        split = results(selected_loss)
+    jax.tree.map(
+        lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-6), split, results(plain)
+    )
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_gradient_of_the_loss_alone_takes_three_products(smoothing):
     def sums(output):
