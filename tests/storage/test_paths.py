@@ -1,5 +1,7 @@
 """Paths in a bucket behave as pathlib's do; text in a bucket reads as text on a disk."""
 
+import glob
+
 import pytest
 
 from transformer_jax.config import RunError, UserError
@@ -96,6 +98,58 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
     expected = ("three.txt", "two.txt", "more.jsonl")
     assert files.files == tuple(f"gs://bucket/text/{name}" for name in expected)
     assert list(files)[0] == "ä line" and list(files)[-1] == "grüße"
+
+
+FILES = ("a.txt", "b[1].txt", "b1.txt", "q?.txt", ".hidden.txt", "d[2]/c.txt", "d2/c.txt")
+DEEP = ("s/x.txt", "s/t/y.txt", "s/.cache/z.txt", "s/t/._y.txt")
+
+
+@pytest.mark.parametrize(
+    "pattern, expected",
+    [
+        ("a.txt", ["a.txt"]),
+        ("b[1].txt", ["b[1].txt"]),  # the file, not the pattern, which would be b1.txt
+        ("q?.txt", ["q?.txt"]),
+        ("d[2]/c.txt", ["d[2]/c.txt"]),
+        ("d[[]2]/c.txt", ["d[2]/c.txt"]),
+        ("b[0-9].txt", ["b1.txt"]),
+        ("*.txt", ["a.txt", "b1.txt", "b[1].txt", "q?.txt"]),
+        (".*.txt", [".hidden.txt"]),
+        ("s/**/*.txt", ["s/t/y.txt", "s/x.txt"]),
+        ("s/*/*.txt", ["s/t/y.txt"]),
+        ("s/.cache/*", ["s/.cache/z.txt"]),
+        ("s/none*", []),
+        ("s", []),
+        ("none[1].txt", []),
+    ],
+)
+def test_a_pattern_names_the_same_files_in_a_bucket_and_on_a_disk(
+    fast, tmp_path, pattern, expected
+):
+    """Both agree with `glob`, unless the pattern is itself the name of a file or folder."""
+    for name in FILES + DEEP:
+        file = tmp_path / "in[1]" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+        fast.put(f"in[1]/{name}", b"x")
+    folder = f"{tmp_path}/in[1]"
+    assert buckets.matches(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
+    found = buckets.matches(f"gs://bucket/in[1]/{pattern}")
+    assert found == [f"gs://bucket/in[1]/{name}" for name in expected]
+    if not any((tmp_path / "in[1]" / part).exists() for part in (pattern, pattern.split("/")[0])):
+        names = glob.glob(pattern, root_dir=folder, recursive=True)
+        assert sorted(name for name in names if (tmp_path / "in[1]" / name).is_file()) == expected
+
+
+def test_a_pattern_is_relative_to_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x[1]").mkdir()
+    for name in ("x[1]/a.txt", "b.txt"):
+        (tmp_path / name).write_text("x")
+    assert buckets.matches("**/*.txt") == ["b.txt", "x[1]/a.txt"]
+    assert buckets.matches("./x[1]/*") == ["x[1]/a.txt"]
+    assert buckets.matches("~/*.txt") == [f"{tmp_path}/b.txt"]
 
 
 def test_a_change_of_text_in_a_bucket_is_noticed(gcs, texts):

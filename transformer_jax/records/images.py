@@ -148,10 +148,15 @@ class Images(ImageSource):
 
 
 def _in_folder(folder: pathlib.Path | buckets.Path) -> list[str]:
-    """Returns the image files in a folder and its subfolders, in sorted order."""
+    """Returns the image files in a folder and its subfolders, in sorted order.
+
+    Hidden files and folders are left out: programs write previews and copies of images there, such
+    as ._cat.jpg and .ipynb_checkpoints, which would become examples and classes.
+    """
     endings = image_files.ENDINGS
     with buckets.reading(folder):
-        return sorted(str(file) for file in folder.glob("**/*") if file.suffix.lower() in endings)
+        files = [file for file in folder.glob("**/*") if file.suffix.lower() in endings]
+    return sorted(str(file) for file in files if not buckets.is_hidden(file, folder))
 
 
 def _are_arrays(files: list[str]) -> bool:

@@ -130,15 +130,30 @@ def folder_of_run(name) -> "pathlib.Path | Path":
 def matches(pattern: str) -> list[str]:
     """Returns the files that match a shell pattern, in sorted order.
 
-    A pattern without wildcards is the name of one file. The list is empty if there is none.
+    `**` stands for folders at any depth. As in a shell, wildcards do not match names that start
+    with a dot. The name of an existing file or folder is taken literally, even if it contains
+    characters such as brackets. The list is empty if there is no such file.
     """
+    if path(pattern).is_file():
+        return [str(path(pattern))]
     if not re.search(r"[*?[]", pattern):
-        return [str(path(pattern))] if path(pattern).is_file() else []
+        return []
     if "://" not in pattern:
-        return sorted(name for name in glob.glob(str(path(pattern))) if os.path.isfile(name))
-    folder = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
-    files = path(folder).glob(pattern[len(folder) + 1 :])
-    return [str(file) for file in files if file.is_file()]
+        whole = path(pattern)
+        folder = next(parent for parent in whole.parents if parent.is_dir())
+        names = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)
+        return sorted(str(folder / name) for name in names if (folder / name).is_file())
+    name = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
+    below = pattern[len(name) + 1 :]
+    files = [file for file in path(name).glob(below) if file.is_file()]
+    if "/." not in f"/{below}":
+        files = [file for file in files if not is_hidden(file, name)]
+    return [str(file) for file in files]
+
+
+def is_hidden(file, folder) -> bool:
+    """Returns whether the name of a file in a folder, or of a folder between, starts with a dot."""
+    return "/." in str(file)[len(str(folder)) :]
 
 
 def version(name) -> tuple[int, int] | tuple[str]:
@@ -334,7 +349,8 @@ def _fits(parts, pattern) -> bool:
         return not pattern and not parts
     if pattern[0] == "**":
         return _fits(parts, pattern[1:]) or _fits(parts[1:], pattern)
-    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+    fits = parts[0] == pattern[0] or fnmatch.fnmatchcase(parts[0], pattern[0])
+    return fits and _fits(parts[1:], pattern[1:])
 
 
 # --------------------------------------------------------------------------------------------------
