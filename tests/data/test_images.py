@@ -48,6 +48,25 @@ def test_a_folder_of_each_class(tmp_path):
     assert source(tmp_path, folder).fingerprint("train") != before
 
 
+def test_hidden_files_are_no_images(gcs, tmp_path):
+    """Previews of macOS and copies of Jupyter become neither examples nor classes."""
+    folder = write_images(tmp_path / ".cache" / "images")
+    expected = source(tmp_path, folder).files("train")
+    picture = (folder / "dark" / "00.png").read_bytes()
+    for name in (".ipynb_checkpoints/a.png", "dark/.ipynb_checkpoints/b.png", "light/._00.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(picture)
+    made = source(tmp_path, folder)
+    assert made.files("train") == expected and len(expected) == 12
+    assert made.label_names("train") == ("dark", "light")
+    for file in folder.rglob("*.png"):
+        gcs.put(f".sets/{file.relative_to(folder)}", file.read_bytes())
+    found = source(tmp_path, "gs://bucket/.sets").files("train")
+    assert [name.removeprefix("gs://bucket/.sets") for name in found] == [
+        name.removeprefix(str(folder)) for name in expected
+    ]
+
+
 @pytest.mark.parametrize("shape", [(5, 4, 6), (5, 4, 6, 3)])
 def test_arrays_with_labels(shape, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
@@ -172,11 +191,13 @@ def test_a_prepared_tfds_set(tmp_path):
             )
 
         def _split_generators(self, download):
-            return {"train": self._generate_examples(6), "test": self._generate_examples(2)}
+            counts = dict(train=6, test=2, unlabelled=2, partly=3)
+            return {split: self._generate_examples(split, n) for split, n in counts.items()}
 
-        def _generate_examples(self, count):
+        def _generate_examples(self, split, count):
             for number in range(count):
-                yield number, {"image": io.BytesIO(png(number)), "label": number % 2}
+                label = number % 2 if split in ("train", "test") or number == 2 else -1
+                yield number, {"image": io.BytesIO(png(number)), "label": label}
 
     Pictures(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
     config = configs.experiment(
@@ -194,6 +215,12 @@ def test_a_prepared_tfds_set(tmp_path):
         number = next(n for n in range(6) if np.array_equal(image, picture(n)))
         assert number % 2 == label
     assert made.records("valid") is None and len(made.records("test")) == 2
+    assert images.known_labels(records).tolist() == labels.tolist()
+    # The label -1 would be the last class of an array of classes, and the first after clipping.
+    for split, count in (("unlabelled", "2 of 2"), ("partly", "2 of 3")):
+        config.data.test_split = split
+        with pytest.raises(UserError, match=f"^config.data: {count} images have no label"):
+            images.known_labels(configs.build_source(config).records("test"))
     config.source.image_feature = "picture"
     with pytest.raises(UserError, match="no feature 'picture', only (image, label|label, image)"):
         configs.build_source(config).records("train")

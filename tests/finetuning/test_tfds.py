@@ -16,6 +16,8 @@ PAIRS = {
     "train": [("a cat sat", "a cat ran", 1), ("a dog", "a dog", 0)],
     "validation_matched": [("a", "b", 2)],
     "validation_mismatched": [("c", "d", 0)],
+    "partly": [("e", "f", -1), ("g", "h", 1), ("i", "j", -1)],  # as in SNLI
+    "test_matched": [("k", "l", -1), ("m", "n", -1)],
 }
 
 
@@ -118,6 +120,21 @@ def test_mnli_and_its_two_held_out_sets(prepared):
         tables.open_table(
             loaded("glue.py:mnli,tfds", prepared, valid_split="other").data, "valid", columns
         )
+
+
+def test_examples_without_a_label_are_left_out(prepared, capsys):
+    """TFDS gives the label -1 where a set has none, which is no class of its own."""
+    config = loaded("glue.py:mnli,tfds", prepared, train_split="partly", test_split="test_matched")
+    columns = (config.task.text, config.task.pair, config.task.label)
+    [record] = tables.open_table(config.data, "train", columns)
+    assert record.values == ("g", "h", "neutral")
+    assert "left out 2 examples of partly without label" in capsys.readouterr().err
+    texts = [record.values for record in tables.open_table(config.data, "test", columns[:2])]
+    assert sorted(texts) == [("k", "l"), ("m", "n")]
+    with pytest.raises(
+        UserError, match="^[^\n]*of test_matched have no labels .-1 in label.; name"
+    ):
+        list(tables.open_table(config.data, "test", columns))
 
 
 def test_squad(prepared):

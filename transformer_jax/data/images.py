@@ -130,6 +130,17 @@ ENCODED = 0  # the value of "channels" in a record that is an image file
 NO_LABEL = -1
 
 
+def known_labels(records: Records) -> np.ndarray:
+    """Returns the labels of records, int64 (N,). Raises UserError if an image has none."""
+    values = records.array("label")
+    if num_unlabelled := int((values == NO_LABEL).sum()):
+        raise UserError(
+            f"config.data: {num_unlabelled:,} of {len(values):,} images have no label, which a TFDS "
+            "set says by -1; name a split whose images have labels"
+        )
+    return values
+
+
 def record_of_pixels(pixels: np.ndarray, label: int) -> Record:
     """Returns a record of pixels, uint8 (H, W, C)."""
     shape = dict(zip(SHAPE, pixels.shape))

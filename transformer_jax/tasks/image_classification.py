@@ -14,7 +14,7 @@ from transformer_jax.config import Fraction, NonNegativeFloat, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows, store
-from transformer_jax.data.images import FileRows, LabelledRows
+from transformer_jax.data.images import FileRows, LabelledRows, known_labels
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.finetuning.predictions import Prediction
@@ -87,7 +87,7 @@ class ImageClassification(ImageTask):
                     f"config.data.{split}_files: unknown class {name!r}; the classes are: "
                     f"{', '.join(self.names[:20])}"
                 )
-        labels = np.array([self._class_ids[name] for name in names])[records.array("label")]
+        labels = np.array([self._class_ids[name] for name in names])[known_labels(records)]
         mixup = self.mixup if split == "train" else 0.0
         return LabelledRows(records, self.view_of(split), self.philox_key, labels, mixup)
 

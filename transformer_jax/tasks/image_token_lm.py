@@ -15,7 +15,7 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
-from transformer_jax.data.images import LabelledRows, View
+from transformer_jax.data.images import LabelledRows, View, known_labels
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference.image_tokens import Coder, CodeSampler
 from transformer_jax.objectives.texts import SourceTask, perplexity, states
@@ -92,7 +92,9 @@ class CodeLM(SourceTask):
     def component(self, records: store.Records) -> rows.Component:
         side = self._coder.image_size
         view = View(side, self._coder.channels, self.source.max_pixels, side)
-        labels = np.maximum(records.array("label"), 0)
+        labels = np.zeros(len(records), np.int64)
+        if self.source.label_names("train"):
+            labels = known_labels(records)
         if labels.max() >= len(self.names):
             raise UserError("config.data: images of a class that the training images do not have")
         return LabelledRows(records, view, rows.philox_key((self.config.data.seed, 0, 0)), labels)

@@ -139,7 +139,11 @@ def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
 
 @dataclasses.dataclass(frozen=True)
 class TfdsTable:
-    """A split of a set that TFDS has prepared. Class labels are replaced by their names."""
+    """A split of a set that TFDS has prepared. Class labels are replaced by their names.
+
+    Examples with the class label -1, by which TFDS says that the label is not known, are left out
+    and counted. Iterating raises UserError if no example has a label, as in the test splits of GLUE.
+    """
 
     folder: str
     split: str
@@ -154,15 +158,30 @@ class TfdsTable:
 
     def __iter__(self) -> Iterator[Record]:
         names = {column: tfds.class_names(self.folder, column) for column in self.columns}
+        classes = [column for column in self.columns if names[column] is not None]
+        num_labelled = num_unlabelled = 0
         for number, example in enumerate(tfds.examples(self.folder, self.split)):
             where = f"{self.folder} {self.split} example {number}"
             tfds.check_features(self.folder, example, self.columns)
+            if any(int(example[column]) == tfds.NO_LABEL for column in classes):
+                num_unlabelled += 1
+                continue
+            num_labelled += 1
             values = (_as_text(example[name], names[name], where) for name in self.columns)
             yield Record(where, tuple(values))
+        if num_unlabelled and not num_labelled:
+            raise UserError(
+                f"{self.folder}: the examples of {self.split} have no labels (-1 in "
+                f"{' and '.join(classes)}); name another split"
+            )
+        if num_unlabelled:
+            say(
+                f"{self.folder}: left out {num_unlabelled:,} examples of {self.split} without label"
+            )
 
 
 def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
-    """Returns a feature's value as text. Class labels without a name, such as -1, stay numbers."""
+    """Returns a feature's value as text. Class labels without a name stay numbers."""
     if class_names is not None and 0 <= int(value) < len(class_names):
         return class_names[int(value)]
     return tfds.decoded(value, where) if isinstance(value, (bytes, str)) else str(value)

@@ -13,6 +13,7 @@ from transformer_jax.data.sources import text_files as cutting
 from transformer_jax.data.sources.text_files import from_json, sha256
 from transformer_jax.storage import buckets
 
+NO_LABEL = -1  # the class label of an example whose label is not known
 _DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
