@@ -1,7 +1,9 @@
 """Runs of several processes with gloo: losses, rows, stops and errors."""
 
 import collections
+import itertools
 import json
+import os
 import re
 import signal
 import socket
@@ -15,6 +17,7 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from tests.programs import ENV
 from tests.tasks.conftest import trained
+from transformer_jax.distributed import hosts
 from transformer_jax.runs.train import train
 
 SHORT = dict(
@@ -316,3 +319,60 @@ def test_flags_that_do_not_fit(flags, message, tmp_path):
     command = [sys.executable, "-m", "transformer_jax.train_gpt", *flags]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+SLURM = dict(SLURM_JOB_ID="4711", SLURM_STEP_NODELIST="node[1-2]", SLURM_PROCID="0")
+
+
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        # A step of `srun`, whose SLURM_NTASKS is its own.
+        (dict(NTASKS="4", STEP_NUM_TASKS="4", STEP_NUM_NODES="2"), dict(num_processes=4)),
+        (
+            dict(NTASKS="2", STEP_NUM_TASKS="2", STEP_NUM_NODES="2"),
+            dict(num_processes=2, local_device_ids=[]),
+        ),
+        # The shell of `salloc --ntasks=4`: a step of one task with the variables of the allocation.
+        (dict(NTASKS="4", STEP_NUM_TASKS="1", STEP_NUM_NODES="1"), None),
+        # A smaller step that keeps the variables of the allocation (srun --preserve-env).
+        (dict(NTASKS="4", STEP_NUM_TASKS="2", STEP_NUM_NODES="1"), dict(num_processes=2)),
+        # A batch script without srun is no step of its own here.
+        (dict(NTASKS="4", STEP_NODELIST=None), None),
+        (dict(), None),
+        (dict(NTASKS="3", STEP_NUM_NODES="1"), dict(num_processes=3)),
+    ],
+)
+def test_a_slurm_step_has_as_many_processes_as_tasks(environment, expected, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**SLURM, **{f"SLURM_{k}": v for k, v in environment.items()}}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    slurm = expected and {"cluster_detection_method": "slurm", **expected}
+    assert hosts.arguments(None, None, None) == slurm
+
+
+JOIN = """
+from transformer_jax.distributed import hosts
+hosts.connect(hosts.arguments(None, None, None), 60)
+from jax._src import distributed
+print(hosts.index(), hosts.count(), distributed.global_state.coordinator_address, flush=True)
+"""
+
+
+@pytest.mark.full
+def test_two_steps_of_a_slurm_job_do_not_meet():
+    """Each has as many processes as its own tasks, and a port of its own, JAX's for step 0."""
+    job = dict(SLURM_JOB_ID="4711", SLURM_NTASKS="4", SLURM_STEP_NODELIST="localhost")
+    steps = {"0": [], "1": []}
+    for step, task in itertools.product(steps, "01"):
+        own = dict(STEP_ID=step, STEP_NUM_TASKS="2", STEP_NUM_NODES="1", PROCID=task, LOCALID=task)
+        env = {**ENV, **job, **{f"SLURM_{name}": value for name, value in own.items()}}
+        command = [sys.executable, "-c", JOIN]
+        steps[step].append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    for step, port in (("0", 61440 + 4711 % 4096), ("1", 61440 + (4711 + 997) % 4096)):
+        lines = [process.communicate(timeout=120)[0].split() for process in steps[step]]
+        assert lines == [[task, "2", f"localhost:{port}"] for task in "01"]

@@ -128,7 +128,7 @@ def test_examples_without_a_label_are_left_out(prepared, capsys):
     columns = (config.task.text, config.task.pair, config.task.label)
     [record] = tables.open_table(config.data, "train", columns)
     assert record.values == ("g", "h", "neutral")
-    assert "left out 2 examples of partly without label" in capsys.readouterr().err
+    assert "partly: left out 2 without a label" in capsys.readouterr().err
     texts = [record.values for record in tables.open_table(config.data, "test", columns[:2])]
     assert sorted(texts) == [("k", "l"), ("m", "n")]
     with pytest.raises(

@@ -123,9 +123,7 @@ DEEP = ("s/x.txt", "s/t/y.txt", "s/.cache/z.txt", "s/t/._y.txt")
         ("none[1].txt", []),
     ],
 )
-def test_a_pattern_names_the_same_files_in_a_bucket_and_on_a_disk(
-    fast, tmp_path, pattern, expected
-):
+def test_a_pattern_means_the_same_in_a_bucket_and_on_a_disk(fast, tmp_path, pattern, expected):
     """Both agree with `glob`, unless the pattern is itself the name of a file or folder."""
     for name in FILES + DEEP:
         file = tmp_path / "in[1]" / name

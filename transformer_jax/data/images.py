@@ -135,8 +135,8 @@ def known_labels(records: Records) -> np.ndarray:
     values = records.array("label")
     if num_unlabelled := int((values == NO_LABEL).sum()):
         raise UserError(
-            f"config.data: {num_unlabelled:,} of {len(values):,} images have no label, which a TFDS "
-            "set says by -1; name a split whose images have labels"
+            f"config.data: {num_unlabelled:,} of {len(values):,} images have no label, which TFDS "
+            "says by -1; name a split whose images have labels"
         )
     return values
 

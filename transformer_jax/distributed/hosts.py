@@ -45,15 +45,26 @@ def arguments(
             process_id=process_id,
             cluster_detection_method="deactivate",
         )
-    if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
-        one_task_per_node = os.environ["SLURM_NTASKS"] == os.environ.get("SLURM_STEP_NUM_NODES")
+    # The shell of an allocation (salloc) is a step of one task, too, but its SLURM_NTASKS is that
+    # of the whole allocation, whose other tasks do not run this program.
+    num_tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "1")
+    if "SLURM_STEP_NODELIST" in os.environ and int(num_tasks) > 1:
+        one_task_per_node = num_tasks == os.environ.get("SLURM_STEP_NUM_NODES")
         # JAX's Slurm detection gives each task one GPU. A task that has a node to itself shall use
         # all GPUs of that node, which the empty list means.
         local_devices = dict(local_device_ids=[]) if one_task_per_node else {}
-        return dict(cluster_detection_method="slurm", **local_devices)
+        return dict(num_processes=int(num_tasks), cluster_detection_method="slurm", **local_devices)
     if importlib.util.find_spec("libtpu") and _has_tpu():
         return {}
     return None
+
+
+def _slurm_port() -> int:
+    """Returns the port at which the processes of this Slurm step find each other."""
+    # JAX's own choice is the same for all steps of a job, so that two runs that a job starts at the
+    # same time would meet at one port. For the first step, this is JAX's choice.
+    job, step = (int(os.environ.get(f"SLURM_{name}_ID", 0)) for name in ("JOB", "STEP"))
+    return (job + 997 * step) % 2**12 + 2**16 - 2**12
 
 
 def _check_flags(flags: dict) -> None:
@@ -366,6 +377,8 @@ def connect(arguments: dict, patience: int = 300) -> None:
             arguments["process_id"],
             patience,
         )
+    if arguments.get("cluster_detection_method") == "slurm":
+        os.environ.setdefault("JAX_COORDINATOR_PORT", str(_slurm_port()))
     import jax
     from jax._src import distributed  # the key-value store has no public name yet
 

@@ -142,7 +142,7 @@ class TfdsTable:
     """A split of a set that TFDS has prepared. Class labels are replaced by their names.
 
     Examples with the class label -1, by which TFDS says that the label is not known, are left out
-    and counted. Iterating raises UserError if no example has a label, as in the test splits of GLUE.
+    and counted. Iterating raises UserError if no example has a label, as in GLUE's test splits.
     """
 
     folder: str
@@ -175,9 +175,7 @@ class TfdsTable:
                 f"{' and '.join(classes)}); name another split"
             )
         if num_unlabelled:
-            say(
-                f"{self.folder}: left out {num_unlabelled:,} examples of {self.split} without label"
-            )
+            say(f"{self.folder} {self.split}: left out {num_unlabelled:,} without a label")
 
 
 def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
