@@ -16,6 +16,8 @@ from tests.training.test_lora import randomised
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
+from transformer_jax.huggingface import family as families
+from transformer_jax.huggingface import peft
 from transformer_jax.layers import low_rank
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
@@ -142,11 +144,20 @@ MODULE = "base_model.model.transformer.h.0.attn.c_attn.lora_"
     "changes, message",
     [
         (dict(peft_type="LOHA"), f"{CONFIG}: peft_type=LOHA: must be LORA"),
-        (dict(use_rslora=True), "use_rslora=True: must be left out"),
+        (dict(use_rslora=True), "use_rslora=True: adapters of this kind are not supported"),
+        # Activated LoRA adapts only the tokens after an invocation, and cannot be merged.
+        (dict(alora_invocation_tokens=[3, 4]), "alora_invocation_tokens=.3, 4.: adapters of this"),
+        (dict(use_bdlora={"nblocks": 2}), "use_bdlora={'nblocks': 2}: adapters of this kind"),
+        (dict(arrow_config={"top_k": 2}), "arrow_config={'top_k': 2}: adapters of this kind"),
+        (dict(kasa_config={"beta": 1}), "kasa_config={'beta': 1}: adapters of this kind"),
+        (dict(use_next_variant=True), "use_next_variant=True: adapters of this kind"),
         (dict(bias="all"), "bias=all: must be none"),
         (dict(r=None), "r or lora_alpha is missing"),
         (dict(r=5), "h.0.attn.c_attn has rank 3 and scale 2, not r=5 and 1.2"),
         (dict(alpha_pattern={"c_attn": 9}), "has rank 3 and scale 3, not r=3 and 2"),
+        # A pattern may have the whole name of a module in its model, with its prefix.
+        (dict(alpha_pattern={"^transformer.h.0.attn.c_attn": 9}), "has rank 3 and scale 3, not"),
+        (dict(alpha_pattern={"transformer.h.1.mlp.c_proj": 9}), "has rank 3 and scale 3, not"),
         (dict(without="lora_B"), "missing from the weights: h.0.attn.c_attn.lora_B.weight"),
         (dict(without="h.1.attn"), "the matrices have adapters in different layers"),
         (dict(tensors={"x.lora_A.weight": np.zeros((3, 4), np.float32)}), "not in this model: x"),
@@ -165,6 +176,41 @@ def test_adapters_that_do_not_fit_are_refused(changes, message, bases, tmp_path)
     with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
         convert.from_peft(folder, tmp_path / "run", bases[make.GPT2])
     assert not (tmp_path / "run").exists()
+
+
+PATTERNS = {
+    "^transformer.h.0.attn.c_attn": [12, 6, 6, 6],
+    r"transformer\.h\.\d+\.attn.*": [12, 12, 6, 6],
+    "h.1.mlp.c_proj": [6, 6, 6, 12],
+    "c_attn|c_proj": [12, 12, 12, 12],
+    "^h.0.attn.c_attn": [6, 6, 6, 6],
+    "attn": [6, 6, 6, 6],
+}
+
+
+def alphas(bases, pattern):
+    task, _ = open_run(bases[make.GPT2])
+    family = families.run_family(task.config, None)
+    stored = peft.Stored.open(make.HERE / make.GPT2, family, task.config.model)
+    stored.content["alpha_pattern"] = {pattern: 12}
+    names = sorted(name for name in stored.sources if name.endswith("lora_A.weight"))
+    names = sorted(names, key=lambda name: "mlp" in name)
+    full = [f"transformer.{name.removesuffix('.lora_A.weight')}" for name in names]
+    return full, [stored._alpha(name.removesuffix(".lora_A.weight")) for name in names]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_alpha_match_whole_names(pattern, bases):
+    full, found = alphas(bases, pattern)
+    assert full[0] == "transformer.h.0.attn.c_attn" and full[3] == "transformer.h.1.mlp.c_proj"
+    assert found == PATTERNS[pattern]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_alpha_match_as_in_peft(pattern, bases):
+    other = pytest.importorskip("peft.utils.other")
+    full, found = alphas(bases, pattern)
+    assert found == [{pattern: 12}.get(other.get_pattern_key([pattern], name), 6) for name in full]
 
 
 def test_pickled_adapters_are_not_read(bases, tmp_path):

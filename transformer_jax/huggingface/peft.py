@@ -181,8 +181,18 @@ _TASKS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "MTModel": "SEQ_2_SEQ_LM",
 }
-# Keys of variants whose adapted matrix is not W + alpha / r A B.
-_OTHER_KINDS = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "layer_replication")
+# Keys of adapter_config.json that leave the adapted matrix at W + alpha / r A B. PEFT's other keys,
+# and those that later versions add, stand for variants with another rule (DoRA, rank-stabilized
+# LoRA) or other inputs (activated LoRA, which adapts only the tokens after an invocation).
+_KEYS = frozenset(
+    "alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying "
+    "eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights layers_pattern "
+    "layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_config "
+    "megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern "
+    "revision runtime_config target_modules target_parameters task_type trainable_token_indices "
+    # These two change how adapters are trained, not what they compute.
+    "monteclora_config velora_config".split()
+)
 
 
 def check(family: Family) -> None:
@@ -274,11 +284,14 @@ class Stored:
         """
         check(family)
         content = tensors.read_json(folder / _CONFIG)
-        expected = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys(_OTHER_KINDS)
-        for key, value in expected.items():
+        for key, value in {"peft_type": "LORA", "bias": "none"}.items():
             if (content.get(key) or value) != value:
+                raise UserError(f"{folder / _CONFIG}: {key}={content[key]}: must be {value}")
+        for key, value in content.items():
+            if value and key not in _KEYS:
                 raise UserError(
-                    f"{folder / _CONFIG}: {key}={content[key]}: must be {value or 'left out'}"
+                    f"{folder / _CONFIG}: {key}={value}: adapters of this kind are not supported; "
+                    "if PEFT can merge them into their model, convert the merged model"
                 )
         if not isinstance(content.get("r"), int) or not content.get("lora_alpha"):
             raise UserError(f"{folder / _CONFIG}: r or lora_alpha is missing")
@@ -338,8 +351,11 @@ class Stored:
 
     def _alpha(self, module: str) -> float:
         """Returns the alpha of a module, by the first pattern that matches its name."""
+        # Patterns are of the names in PEFT's base model, which start with the family's prefix.
+        _, stored_name = self.sources[f"{module}.lora_A.weight"]
+        name = stored_name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
         for pattern, value in (self.content.get("alpha_pattern") or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            if re.fullmatch(rf"(.*\.)?({pattern})", name):
                 return value
         return self.content["lora_alpha"]
 
