@@ -39,6 +39,24 @@ def test_an_analogy_leaves_out_its_own_words(vectors):
         vectors.analogy(("man", "king", "prince"), 1)
 
 
+def test_special_tokens_are_neighbors_of_no_word(vectors):
+    """Their vectors are never trained, and may lie anywhere."""
+    tokenizer, table = vectors.tokenizer, vectors.table.copy()
+    king, queen = (vectors.id_of(word) for word in ("king", "queen"))
+    table[tokenizer.special] = table[king]
+    table[[tokenizer.unk_id, tokenizer.pad_id]] = table[queen]
+    others = StaticVectors(tokenizer, table)
+    assert others.nearest("king", 9) == vectors.nearest("king", 9)
+    near = [word for word, _ in others.nearest("king", 9)]
+    assert near[:2] == ["man", "queen"] and {*near[2:]} == {"woman", "apple"}
+    words = ("man", "king", "woman")
+    assert others.analogy(words, 2) == vectors.analogy(words, 2)
+    question = np.array([[vectors.id_of(word) for word in words]])
+    assert others.answers(question).tolist() == [queen]
+    # The mean that is subtracted for a Transformer leaves them out of the neighbors, too.
+    assert {word for word, _ in others.centred.nearest("king", 9)} == {*WORDS} - {"king"}
+
+
 def test_accuracies_are_by_section(vectors, tmp_path):
     path = tmp_path / "questions.txt"
     path.write_text(

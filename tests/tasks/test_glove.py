@@ -76,6 +76,25 @@ def test_a_run_learns_the_counts(config):
     assert np.mean(by_step[-5:]) < np.mean(by_step[:5]) / 4
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("text", ["cat\n\ndog\n\nbird\n", "one\n"])
+def test_a_text_without_pairs_is_one_line(split, text, config, tmp_path):
+    (tmp_path / "alone.txt").write_text(text)
+    configs.set_key(config, f"data.{split}_files", str(tmp_path / "alone.txt"))
+    with pytest.raises(UserError, match=f"^the {split} text has no two known words .*=3 of each"):
+        make_task(config).rows()
+
+
+def test_a_word_beside_itself_is_a_pair(config, tmp_path):
+    """Both orders of a pair count: twice 4 / 1 + 3 / 2 + 2 / 3 for a word that comes five times."""
+    (tmp_path / "same.txt").write_text("a a a a a\n")
+    configs.set_key(config, "data.train_files", str(tmp_path / "same.txt"))
+    configs.set_key(config, "data.valid_files", None)
+    batch = make_task(config).rows().train.batch(0, [0])
+    assert np.count_nonzero(batch["counts"]) == 1
+    np.testing.assert_allclose(batch["counts"][0, 0], 2 * (4 + 3 / 2 + 2 / 3), rtol=1e-6)
+
+
 def test_another_model_is_refused(config):
     config.model = configs.experiment(
         model=dict(name="word_vectors", vocab_size=80), task=dict(name="word_vectors")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from transformer_jax.config import UserError
 from transformer_jax.data import masking, store, texts
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 
@@ -353,6 +354,12 @@ class WordPairs(texts.OneComponent):
         counts = texts.count_tokens(stored, data, self.vocab_size, split)
         is_word = word_counts(counts, tokenizer.special) > 0
         first, second, counts = count_pairs(stored, data, is_word, self.window, split)
+        if not len(counts):
+            raise UserError(
+                f"the {split} text has no two known words in one document within "
+                f"config.task.window={self.window} of each other, so there is nothing to count "
+                "(config.data.split_on says what ends a document)"
+            )
         if split != "train":
             train = texts.tokenised(self.text("train"), data, tokenizer, "train")
             counts = counts * np.float32(train.meta["tokens"] / stored.meta["tokens"])

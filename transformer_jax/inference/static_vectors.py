@@ -73,7 +73,7 @@ class StaticVectors:
     def nearest(self, word: str, count: int) -> list[tuple[str, float]]:
         """Returns the tokens nearest to a known word, with their cosines.
 
-        A word of several tokens has the mean of their vectors.
+        A word of several tokens has the mean of their vectors. Special tokens are left out.
         """
         ids = self.known(word)
         return self._nearest(self.table[ids].mean(axis=0), ids, count)
@@ -86,18 +86,24 @@ class StaticVectors:
 
     def _nearest(self, vector, excluded: list[int], count: int) -> list[tuple[str, float]]:
         cosines = self.unit @ normalised(vector)
+        # The vectors of special tokens are those of no word: many are never trained.
+        cosines[self.tokenizer.special] = -np.inf
         cosines[excluded] = -np.inf
-        order = np.argsort(-cosines)[:count].tolist()
+        order = [i for i in np.argsort(-cosines)[:count].tolist() if cosines[i] > -np.inf]
         return list(zip(self.tokenizer.pieces(order), cosines[order].tolist()))
 
     def answers(self, questions: Int[np.ndarray, "N 3"]) -> Int[np.ndarray, " N"]:
-        """Returns the word nearest to b - a + c for each (a, b, c), other than these three."""
+        """Returns the word nearest to b - a + c for each (a, b, c), other than these three.
+
+        Special tokens are left out.
+        """
         parts = [questions[i : i + _BATCH] for i in range(0, len(questions), _BATCH)]
         return np.concatenate([self._answers(part) for part in parts])
 
     def _answers(self, questions: Int[np.ndarray, "N 3"]) -> Int[np.ndarray, " N"]:
         a, b, c = self.unit[questions.T]
         cosines = (b - a + c) @ self.unit.T
+        cosines[:, self.tokenizer.special] = -np.inf
         np.put_along_axis(cosines, questions, -np.inf, axis=1)
         return cosines.argmax(axis=1)
 
