@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -85,6 +87,40 @@ def test_the_estimate_of_the_divergence_has_its_mean():
     assert (estimates >= 0).all()
     divergence = (p * np.log(p / reference)).sum()
     np.testing.assert_allclose((p * estimates[0]).sum(), divergence, rtol=1e-5)
+
+
+def test_extreme_log_ratios_have_finite_losses_and_gradients():
+    """A ratio that does not count gives no gradient; one that does still has its direction."""
+    log_ratios = np.array([[200.0, 200.0, 200.0, 30.0, -200.0]])
+    advantages = np.array([[1.0, 0.0, -1.0, -1.0, -1.0]])
+
+    @jax.jit
+    def policy(x, gains):
+        losses = rollouts.clipped_policy_loss(x, gains, CLIP)
+        return losses.sum(), losses
+
+    (_, losses), grads = jax.jit(jax.value_and_grad(policy, has_aux=True))(
+        *single(log_ratios, advantages)
+    )
+    np.testing.assert_allclose(losses[0, [0, 1, 4]], [-1.2, 0, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(grads[0], [0, 0, np.exp(20), np.exp(20), 0], rtol=1e-5)
+    assert np.isfinite(losses).all() and losses[0, 2] > losses[0, 3] > np.exp(20)
+
+    divergences = jax.jit(jax.value_and_grad(lambda x: rollouts.divergence_estimates(x).sum()))
+    for x in (200.0, 1e4):  # towards the reference, from which the policy is too far
+        value, grad = divergences(*single(np.array([[x]])))
+        assert np.exp(20) < value < np.inf
+        np.testing.assert_allclose(grad, np.exp(20) - 1, rtol=1e-5)
+
+
+def test_log_ratios_of_any_training_are_those_of_the_exponential():
+    x = np.linspace(-30, 20, 101)
+    for function, expected in (
+        (rollouts.probability_ratios, jnp.exp),
+        (rollouts.divergence_estimates, lambda x: jnp.expm1(x) - x),
+    ):
+        actual, expected = (jax.jit(f)(*single(x[None])) for f in (function, expected))
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("divergence, error", [(12.0, 0.2), (6.6, 0.1), (6.0, 0.0), (0.0, -0.2)])

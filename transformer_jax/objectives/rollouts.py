@@ -230,6 +230,7 @@ class Prompted(Continued):
 _SMALL = 1e-8  # added to variances
 # Added to the standard deviation of a group, which is 0 if all its rewards are equal.
 _SMALL_DEVIATION = 1e-4
+_LARGEST = 20.0  # log-ratio up to which exp is computed
 
 
 def generalized_advantages(
@@ -282,6 +283,16 @@ def group_advantages(
     return advantages
 
 
+def probability_ratios(log_ratios: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """Returns exp(log_ratios), continued by its tangent where a log-ratio is above 20.
+
+    In float32, exp overflows at 88. The loss of a token would then be infinite, and its gradient
+    NaN even where the ratio does not count, because it is clipped or the advantage is 0.
+    """
+    bounded = jnp.minimum(log_ratios, _LARGEST)
+    return jnp.exp(bounded) * (1 + (log_ratios - bounded))
+
+
 def clipped_policy_loss(
     log_ratios: Float[Array, "B T"], advantages: Float[Array, "B T"], clip: float
 ) -> Float[Array, "B T"]:
@@ -290,7 +301,7 @@ def clipped_policy_loss(
     `log_ratios` are the log-probabilities by the policy minus those by the policy that sampled the
     completions.
     """
-    ratios = jnp.exp(log_ratios)
+    ratios = probability_ratios(log_ratios)
     clipped = jnp.clip(ratios, 1 - clip, 1 + clip)
     return jnp.maximum(-advantages * ratios, -advantages * clipped)
 
@@ -313,9 +324,12 @@ def divergence_estimates(log_ratios: Float[Array, "B T"]) -> Float[Array, "B T"]
     """Returns estimates of the divergence from a reference (Shao et al. 2024, equation 4).
 
     `log_ratios` are the log-probabilities by the reference minus those by the policy. The estimate
-    is never negative, and its mean over tokens sampled by the policy is KL(policy, reference).
+    is never negative, and its mean over tokens sampled by the policy is KL(policy, reference). It
+    is continued by its tangent where a log-ratio is above 20, see `probability_ratios`.
     """
-    return jnp.expm1(log_ratios) - log_ratios
+    bounded = jnp.minimum(log_ratios, _LARGEST)
+    beyond = jnp.exp(bounded) * (log_ratios - bounded)
+    return jnp.expm1(bounded) + beyond - log_ratios
 
 
 def adapted_coefficient(

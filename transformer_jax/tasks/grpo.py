@@ -108,7 +108,7 @@ def objectives(
     policy_losses = rollouts.clipped_policy_loss(log_ratios, gains[:, None], clip)
     divergences = rollouts.divergence_estimates(to_reference)
     if unbiased_kl:
-        divergences *= jnp.exp(log_ratios)
+        divergences *= rollouts.probability_ratios(log_ratios)
     return policy_losses, divergences
 
 
