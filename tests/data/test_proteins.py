@@ -10,7 +10,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import proteins
 from transformer_jax.data.tokenizers import load
-from transformer_jax.data.tokenizers.words import Residues
+from transformer_jax.data.tokenizers.words import TOKENS, Residues
 from transformer_jax.records.protein_families import CLASSES
 
 ENTRIES = """>one of a family
@@ -114,6 +114,10 @@ def test_the_alphabet(tmp_path):
     alphabet = Residues.of()
     assert alphabet.vocab_size == 33 and alphabet.encode("LAGO.-") == [4, 5, 6, 28, 29, 30]
     assert alphabet.encode("M K\nJ") == [20, 15, 3] and alphabet.decode([0, 20, 15, 2]) == "MK"
+    # Data bases mark repeats by lower-case letters, which FASTA files are read with, too.
+    assert alphabet.encode("maGo.-j") == alphabet.encode("MAGO.-J") == [20, 5, 6, 28, 29, 30, 3]
+    assert alphabet.encode_masked("m<mask>k") == [20, 32, 15]
+    assert Residues.of([*TOKENS, "m"]).encode("mM") == [33, 20]
     assert alphabet.encode_masked("M<mask>K") == alphabet.encode_masked("M [MASK]K") == [20, 32, 15]
     assert alphabet.pieces([0, 4, 40]) == ["<cls>", "L", "<unk>"]
     assert np.flatnonzero(~alphabet.special).tolist() == [*range(4, 29)]

@@ -63,7 +63,8 @@ def test_three_proteins_are_learned(run):
 def test_mutations_are_scored_with_all_places_masked(run):
     task, params = open_run(run)
     lines = ["MKTAYIAKQRQISFVKSHFS\tQ9A", "", "MKTAYIAKQRQISFVKSHFS\tQ9A, K2R"]
-    one, empty, two = task.predict(params, lines)
+    one, empty, two, soft = task.predict(params, [*lines, "mktayiakqrqisfvkshfs\tQ9A"])
+    assert soft == one  # lower-case letters mark repeats
     assert empty.text == "" and empty.details["score"] is None
     assert one.details["score"] < -2 and one.text == f"{one.details['score']:.4f}"
     assert [*two.details["mutations"]] == ["Q9A", "K2R"]

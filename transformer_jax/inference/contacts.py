@@ -164,7 +164,7 @@ def read_mutant(number: int, line: str) -> Mutant:
     its position in the protein.
     """
     residues, *others = line.split("\t")
-    residues = "".join(residues.split())
+    residues = "".join(residues.split()).upper()
     words = others[0].split(",") if len(others) == 1 else []
     if not words:
         raise UserError(f"line {number}: must hold residues, a tab, and mutations such as A10V,K3R")

@@ -262,7 +262,8 @@ TOKENS = ("<cls>", "<pad>", "<eos>", "<unk>", *STANDARD, *AMBIGUOUS, ".", "-", "
 class Residues(Tokenizer):
     """One token for each residue, which is an upper-case letter (ESM, Rives et al. 2021).
 
-    Ids are the same as with Hugging Face's EsmTokenizer. White space is ignored, and any other
+    Ids are the same as with Hugging Face's EsmTokenizer, except that lower-case letters, by which
+    data bases mark repeats, are read as the same residues. White space is ignored, and any other
     character is unknown. In `encode_masked`, both "<mask>" and "[MASK]" are a masked residue.
 
     Raises ValueError if the alphabet lacks a special token or has duplicates.
@@ -274,6 +275,7 @@ class Residues(Tokenizer):
         super().__init__(model)
         self._pieces = json.loads(model)["tokens"]
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self._letters = {piece.lower(): i for piece, i in self._ids.items()} | self._ids
         needed = ("<cls>", "<eos>", "<unk>", "<mask>")
         missing = [piece for piece in needed if piece not in self._ids]
         if missing:
@@ -298,7 +300,7 @@ class Residues(Tokenizer):
         return {"<cls>", "<eos>", "<mask>", *STANDARD} <= {*tokens}
 
     def _encode(self, texts):
-        find, unknown = self._ids.get, self.unk_id
+        find, unknown = self._letters.get, self.unk_id
         return [[find(letter, unknown) for letter in "".join(text.split())] for text in texts]
 
     def encode_masked(self, text):
