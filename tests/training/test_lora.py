@@ -1,6 +1,7 @@
 """Low-rank adapters: of any family, trained alone, merged or apart, in runs and checkpoints."""
 
 import functools
+import json
 import re
 import shutil
 
@@ -25,6 +26,7 @@ from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.training import step
 from transformer_jax.training.step import Program
+from transformer_jax.training.warm_start import untrained_tokens
 
 STEPS = 4
 LORA = dict(lora__rank=2, lora__alpha=4.0, lora__matrices=("*/kernel",))
@@ -250,6 +252,57 @@ def test_the_head_of_a_fine_tuning_is_trained_whole(base, tmp_path):
     assert trained - adapters == {"head/out/kernel", "norm/scale", "norm/bias"} | {
         name for name in groups if name.startswith("head/")
     }
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """The workdir of a GPT whose vocabulary has no room for further tokens."""
+    folder = tmp_path_factory.mktemp("full")
+    config = build_gpt(folder)
+    configs.set_key(config, "model.vocab_size", make_task(config).tokenizer.vocab_size)
+    task = make_task(config)
+    spec.create(folder / "run", task, step.init_params(task))
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "task, lora, number",
+    [
+        ("chat", dict(rank=2), 4),
+        ("classification", dict(rank=2), 3),
+        ("chat", dict(rank=2, trained=("token_embed/embedding",)), 0),
+        ("chat", dict(rank=2, matrices=("query/kernel", "token_embed/embedding")), 0),
+        ("causal_lm", dict(rank=2), 0),  # without new tokens
+        ("chat", dict(), 0),
+    ],
+)
+def test_new_tokens_that_are_not_trained_are_named(task, lora, number, full, tmp_path):
+    """Their random embeddings would otherwise stay, among them that of the end of an answer."""
+    chats = {"prompt": "a cat", "completion": "a dog"}
+    files = {
+        "chat": json.dumps(chats) + "\n",
+        "classification": "good\ta cat\nbad\ta dog\n",
+        "causal_lm": "a cat\n\na dog\n",
+    }
+    (tmp_path / "train.jsonl").write_text(files[task])
+    (tmp_path / "train.txt").write_text(files[task])
+    ending = "jsonl" if task == "chat" else "txt"
+    config = configs.experiment(
+        model=dict(name="gpt"),
+        task=dict(name=task, length=16),
+        data=dict(train_files=str(tmp_path / f"train.{ending}"), cache=str(tmp_path / "cache")),
+        train=dict(num_steps=1, batch=8),
+        lora=lora,
+        init_from=str(full),
+    )
+    if task == "causal_lm":
+        config.model = spec.read(full).config.model
+    run = resolve(config, tmp_path / "run")
+    made = run.task()
+    line = untrained_tokens(made, Program.of(run.config, made, jax.devices()[:1]), run.origin)
+    remedy = """--config.lora.trained='("token_embed/embedding",)' trains them"""
+    assert line.endswith(remedy) if number else not line
+    assert f"the embeddings of the {number} new tokens are random" in line or not number
 
 
 @pytest.mark.parametrize(

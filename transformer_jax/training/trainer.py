@@ -290,6 +290,8 @@ class Trainer:
                     "its argument origin, which runs.spec.origin(config, workdir) gives"
                 )
             state = state.replace(params=origin.params(task.config, program, state.params))
+            if line := warm_start.untrained_tokens(task, program, origin):
+                say(line)
         return state.replace(params=warm_start.put_vectors(task, state.params)), dict(NO_TOTALS)
 
     def _announce(self, recorded) -> None:

@@ -63,6 +63,28 @@ class Origin:
         return params
 
 
+def untrained_tokens(task, program, origin: Origin) -> str:
+    """Returns a line about new tokens whose random embeddings no update trains, or ""."""
+    traits = parameters.tensors_by_name(program.traits)
+    sizes = [_vocab_size(part.config) for part in origin.parts if not part.beginning.prefix]
+    num_new = _vocab_size(task.config) - max(sizes, default=_vocab_size(task.config))
+    tables = [
+        name
+        for name in _vocabulary(task.config)
+        if name in traits
+        and low_rank.is_matrix(traits[name])
+        and name + low_rank.A not in traits
+        and task.group(tuple(name.split("/"))) is None
+    ]
+    if num_new < 1 or not tables:
+        return ""
+    patterns = ",".join(f'"{name}"' for name in tables)
+    return (
+        f"warning: the embeddings of the {num_new} new tokens are random, and are not trained; "
+        f"--config.lora.trained='({patterns},)' trains them"
+    )
+
+
 def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     beginning = part.beginning
     # Parameters below a longer prefix are initialized from another part.
