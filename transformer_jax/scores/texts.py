@@ -1,8 +1,11 @@
 """Scores of texts: BLEU and chrF, ROUGE, word error rate, exact match."""
 
+import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,9 +17,77 @@ from transformer_jax.config import UserError
 # Scores of translations: sacreBLEU, chrF, and BLEU as in Vaswani et al. 2017.
 
 
+# The tokenizers of sacreBLEU that are made for one language; all others have the tokenizer 13a.
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+
+
+def bleu_tokenizer(references: Iterable[str], language: str | None = None) -> str:
+    """Returns the name of the sacreBLEU tokenizer for references in a language.
+
+    `language` is a code such as "ja" or "zh-CN", or None if it is unknown. If sacreBLEU has no
+    tokenizer for it, the script of the references decides, because 13a takes a whole Chinese or
+    Japanese sentence for one word: BLEU would be near 0. References have a tokenizer of their
+    script if its characters are at least as many as the words in other scripts. Hangul is Korean.
+    Han characters are Japanese with one kana or more for every ten of them, and else Chinese.
+    """
+    code = re.split("[-_]", language or "")[0].lower()
+    if code in _TOKENIZERS:
+        return _TOKENIZERS[code]
+    counts = collections.Counter()
+    for script, run in itertools.groupby(map(_script, itertools.chain.from_iterable(references))):
+        counts[script] += 1 if script == "other" else len(list(run))
+    hangul, kana, han = (counts[script] for script in ("hangul", "kana", "han"))
+    if hangul + kana + han < max(counts["other"], 1):
+        return "13a"
+    if hangul > kana + han:
+        return _TOKENIZERS["ko"]
+    return _TOKENIZERS["ja" if 10 * kana >= han else "zh"]
+
+
+def _script(character: str) -> str:
+    """Returns the script of a letter: hangul, kana, han or other; "" if it is no letter."""
+    if not character.isalpha():
+        return ""
+    name = unicodedata.name(character, "")
+    scripts = (script for script, starts in _SCRIPTS.items() if name.startswith(starts))
+    return next(scripts, "other")
+
+
+_SCRIPTS = {
+    "hangul": ("HANGUL", "HALFWIDTH HANGUL"),
+    "kana": ("HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA"),
+    "han": ("CJK",),
+}
+
+
+def _sacrebleu(references: Iterable[str], language: str | None, **options) -> sacrebleu.BLEU:
+    """Returns sacreBLEU with the tokenizer of the references' language."""
+    name = bleu_tokenizer(references, language)
+    try:
+        return sacrebleu.BLEU(tokenize=name, **options)
+    except RuntimeError:  # sacreBLEU's own message has five lines
+        code = name.partition("-")[0]
+        raise UserError(
+            f"BLEU of these references needs sacreBLEU's tokenizer {name}: "
+            f"pip install 'sacrebleu[{code}]'"
+        ) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Bleu:
-    """sacreBLEU (Post 2018) of a corpus, from 0 to 100."""
+    """sacreBLEU (Post 2018) of a corpus, from 0 to 100, with the tokenizer of its language."""
+
+    language: str | None = None  # of the references; see `bleu_tokenizer`
+
+    def check(self, references: Iterable[str]) -> None:
+        """Raises UserError if the tokenizer for the references is not installed."""
+        _sacrebleu(references, self.language)
+
+    def signature(self, references: Iterable[str]) -> str:
+        """Returns sacreBLEU's signature of the score, such as "nrefs:1|case:mixed|...|tok:zh|..."."""
+        bleu = _sacrebleu(references, self.language)
+        bleu.corpus_score([""], [[""]])  # sets the number of references
+        return str(bleu.get_signature())
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
         """Returns float64 (N, 10).
@@ -26,7 +97,7 @@ class Bleu:
         """
         # Only the counts are used, which do not depend on effective_order. It avoids sacreBLEU's
         # warning about scores of single sentences.
-        bleu = sacrebleu.BLEU(effective_order=True)
+        bleu = _sacrebleu(references, self.language, effective_order=True)
         scored = [bleu.sentence_score(*pair) for pair in zip(outputs, ([r] for r in references))]
         counts = [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scored]
         return np.array(counts, np.float64).reshape(-1, 10)
@@ -39,10 +110,15 @@ class Bleu:
         return {"bleu": score.score}
 
 
-def scores(outputs: list[str], references: list[str]) -> dict[str, float]:
-    """Returns the sacreBLEU (Post 2018) and chrF (Popovic 2015) of a corpus, from 0 to 100."""
+def scores(
+    outputs: list[str], references: list[str], language: str | None = None
+) -> dict[str, float]:
+    """Returns the sacreBLEU (Post 2018) and chrF (Popovic 2015) of a corpus, from 0 to 100.
+
+    `language` is the code of the references' language; see `bleu_tokenizer`.
+    """
     return {
-        "bleu": sacrebleu.corpus_bleu(outputs, [references]).score,
+        "bleu": _sacrebleu(references, language).corpus_score(outputs, [references]).score,
         "chrf": sacrebleu.corpus_chrf(outputs, [references]).score,
     }
 
@@ -56,8 +132,6 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
     splitting "a-b" into "a ##AT##-##AT## b" in outputs and references, and then BLEU on the tokens.
     It is higher than sacreBLEU. The published 27.3 and 28.4 were computed in this way.
     """
-    bleu = sacrebleu.BLEU()
-    bleu.corpus_score(outputs, [references])
     chrf = sacrebleu.CHRF()
     chrf.corpus_score(outputs, [references])
     tokenized = sacrebleu.BLEU(tokenize="none", force=True)
@@ -67,7 +141,7 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
     score = tokenized.corpus_score(split_outputs, [split_references]).score
     signature = f"{tokenized.get_signature()}|moses tokenizer ({label})|compounds split at hyphens"
     return {
-        "bleu_signature": str(bleu.get_signature()),
+        "bleu_signature": Bleu(language).signature(references),
         "chrf_signature": str(chrf.get_signature()),
         "bleu_tokenized_compound_split": score,
         "bleu_tokenized_compound_split_signature": signature,

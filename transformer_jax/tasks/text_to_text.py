@@ -79,12 +79,21 @@ class TextToText(Answering, PairTask):
 
     @cached_property
     def measures(self) -> list[Measure]:
-        return [_MEASURES[name]() for name in self.scores]
+        # A column of parallel texts may have the code of its language as its name, such as "zh".
+        measures = _MEASURES | {"bleu": partial(Bleu, self.target)}
+        return [measures[name]() for name in self.scores]
 
     def rows(self):
         if self.scored_examples:
-            _ = self.measures  # a missing library is an error before training
+            valid = self.texts.text("valid") or ()
+            self._check_measures(itertools.islice(valid, self.scored_examples))
         return super().rows()
+
+    def _check_measures(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Raises UserError for a missing library, before anything is trained or generated."""
+        for measure in self.measures:
+            if isinstance(measure, Bleu):
+                measure.check([target for _, target in pairs])
 
     def evaluations(self):
         valid = self.texts.text("valid")
@@ -130,11 +139,15 @@ class TextToText(Answering, PairTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns the scores of a split, their intervals, and the scores of the lead baseline.
 
-        "data" describes the examples. Raises UserError if the run has no such split.
+        "data" describes the examples, and "bleu_signature" names the tokenizer of BLEU. Raises UserError if the run has no such split.
         """
         pairs = arguments.held_out(self.texts.text, split, "files")
+        self._check_measures(pairs)
         _, references, outputs = self._generated(params, pairs)
         results = self.scored(outputs, references)
+        for measure in self.measures:
+            if isinstance(measure, Bleu):
+                results["bleu_signature"] = measure.signature(references)
         results["intervals"] = self.intervals(outputs, references)
         if self.lead_sentences:
             leads = [pairs.lead(source) for source, _ in pairs]

@@ -1,6 +1,7 @@
 """Translation: rows of packed sentence pairs, and the label-smoothed cross-entropy."""
 
 import dataclasses
+import itertools
 from functools import cached_property, partial
 
 from transformer_jax.config import NonNegativeInt
@@ -8,7 +9,7 @@ from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.packing import PairRows
 from transformer_jax.inference.translating import Answering, Answers, check_lengths
 from transformer_jax.objectives.texts import PairTask
-from transformer_jax.scores import texts
+from transformer_jax.scores import predictions, texts
 
 
 @dataclasses.dataclass
@@ -37,7 +38,19 @@ class Translation(Answering, PairTask):
 
     @property
     def measures(self):
-        return (texts.Bleu(),)
+        """BLEU in the language of the targets, which the test set or the validation set names."""
+        splits = (self.texts.text(split) for split in ("test", "valid"))
+        named = (split.target_language for split in splits if split is not None)
+        return (texts.Bleu(next(filter(None, named), None)),)
+
+    def rows(self):
+        valid = self.texts.text("valid")
+        if (
+            valid is not None and self.bleu_lines
+        ):  # a missing tokenizer of BLEU is an error before training
+            scored = itertools.islice(valid, self.bleu_lines)
+            texts.Bleu(valid.target_language).check([target for _, target in scored])
+        return super().rows()
 
     def evaluations(self):
         valid = self.texts.text("valid")
@@ -57,10 +70,13 @@ class Translation(Answering, PairTask):
         split.
         """
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
+        language = pairs.target_language
+        bleu = texts.Bleu(language)
+        bleu.check([target for _, target in pairs])  # before everything is translated
         outputs, references = self.translated_pairs(params, pairs)
-        signatures = texts.signatures(outputs, references, pairs.target_language)
-        intervals = {"intervals": self.intervals(outputs, references)}
-        return texts.scores(outputs, references) | signatures | intervals
+        intervals = predictions.intervals(bleu, bleu.statistics(outputs, references))
+        scores = texts.scores(outputs, references, language)
+        return scores | texts.signatures(outputs, references, language) | {"intervals": intervals}
 
     def answers(self, params, split):
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
@@ -69,4 +85,5 @@ class Translation(Answering, PairTask):
         return Answers(sources, references, outputs)
 
     def _score(self, pairs, count, params) -> dict[str, float]:
-        return texts.scores(*self.translated_pairs(params, pairs, count))
+        translated, references = self.translated_pairs(params, pairs, count)
+        return texts.scores(translated, references, pairs.target_language)
