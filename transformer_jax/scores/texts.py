@@ -84,7 +84,7 @@ class Bleu:
         _sacrebleu(references, self.language)
 
     def signature(self, references: Iterable[str]) -> str:
-        """Returns sacreBLEU's signature of the score, such as "nrefs:1|case:mixed|...|tok:zh|..."."""
+        """Returns sacreBLEU's signature, such as "nrefs:1|case:mixed|eff:no|tok:zh|..."."""
         bleu = _sacrebleu(references, self.language)
         bleu.corpus_score([""], [[""]])  # sets the number of references
         return str(bleu.get_signature())

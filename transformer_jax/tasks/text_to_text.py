@@ -139,7 +139,8 @@ class TextToText(Answering, PairTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns the scores of a split, their intervals, and the scores of the lead baseline.
 
-        "data" describes the examples, and "bleu_signature" names the tokenizer of BLEU. Raises UserError if the run has no such split.
+        "data" describes the examples, and "bleu_signature" names the tokenizer of BLEU. Raises
+        UserError if the run has no such split.
         """
         pairs = arguments.held_out(self.texts.text, split, "files")
         self._check_measures(pairs)
