@@ -112,6 +112,21 @@ WRONG = [
         "train.conll:2: expected columns, a word first and its tag last",
     ),
     ("tagging", "valid.conll", "the\tB-COW\n", {}, "valid.conll:1: unknown tag 'B-COW'"),
+    ("tagging", "valid.conll", "the\tO\na\tB-COW\n", {}, "valid.conll:2: unknown tag 'B-COW'"),
+    (
+        "tagging",
+        "train.conll",
+        "\nthe\tO\n\nCat\tB-PET\nFish\tI-PET\na\tM-PET\ndog\tE-PET\n",
+        {},
+        "train.conll:6: M-PET: tags of no scheme, or of several: B-PET, I-PET, M-PET; the ",
+    ),
+    (
+        "tagging",
+        "train.conll",
+        "Cat\tB-PET\nFish\tI-PET\n",
+        dict(task__scheme="BILOU", task__labels=("O", "B-PET", "M-PET")),
+        "config.task.labels: tags that are not all of the scheme BILOU: B-PET, M-PET",
+    ),
     (
         "choice",
         "train.tsv",

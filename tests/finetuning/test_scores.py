@@ -9,10 +9,12 @@ import string
 
 import numpy as np
 import pytest
+import seqeval.scheme
 import sklearn.metrics
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
+from transformer_jax.config import UserError
 from transformer_jax.scores import predictions as scores
 
 
@@ -114,6 +116,102 @@ def test_entities(scheme):
 )
 def test_entities_in_edge_cases(tags, expected):
     assert scores.entities(tags) == expected
+
+
+STRICT = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
+# The same tags as those of IOBES, under other letters and in other places.
+WRITTEN = {
+    "BMES": lambda letter, kind: f"{'BMES'['BIES'.index(letter)]}-{kind}",
+    "BMEW": lambda letter, kind: f"{'BMEW'['BIES'.index(letter)]}-{kind}",
+    "BILOU_": lambda letter, kind: f"{'BILU'['BIES'.index(letter)]}_{kind}",
+    "-BMES": lambda letter, kind: f"{kind}-{'BMES'['BIES'.index(letter)]}",
+}
+
+
+def any_tags(draw, letters):
+    """Returns random tags of two sentences, and tags that differ from them in some places."""
+    free = [f"{letter}-{kind}" for letter in letters for kind in ("PER", "LOC")] + ["O", "O"]
+    labels = [[draw.choice(free) for _ in range(draw.randint(1, 9))] for _ in range(2)]
+    predicted = [
+        [draw.choice(free) if draw.random() < 0.4 else tag for tag in tags] for tags in labels
+    ]
+    return labels, predicted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scheme", STRICT)
+def test_a_named_scheme_is_read_as_by_seqeval_in_its_strict_mode(scheme):
+    draw, reading = random.Random(scheme), getattr(seqeval.scheme, scheme)
+    for _ in range(500):
+        labels, predicted = any_tags(draw, STRICT[scheme])
+        found = seqeval.scheme.Tokens(labels[0], reading).entities
+        assert scores.entities(labels[0], scheme) == [(e.tag, e.start, e.end) for e in found]
+        expected = f1_score(labels, predicted, mode="strict", scheme=reading, zero_division=0)
+        assert scores.entity_f1(labels, predicted, scheme)["f1"] == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scheme", ["BILOU", *WRITTEN])
+def test_a_scheme_is_recognised_by_its_letters(scheme):
+    draw = random.Random(scheme)
+    for _ in range(300):
+        labels, predicted = any_tags(draw, "BILU" if scheme == "BILOU" else "BIES")
+        reading = seqeval.scheme.BILOU if scheme == "BILOU" else seqeval.scheme.IOBES
+        expected = f1_score(labels, predicted, mode="strict", scheme=reading, zero_division=0)
+        if scheme in WRITTEN:
+            labels, predicted = (
+                [
+                    [tag if tag == "O" else WRITTEN[scheme](*tag.split("-")) for tag in tags]
+                    for tags in side
+                ]
+                for side in (labels, predicted)
+            )
+        letters = {tag.strip("-_PERLOC") for tags in labels + predicted for tag in tags}
+        if letters & set("MWLU"):  # otherwise the tags could be of IOB2 or BIOES as well
+            assert scores.entity_f1(labels, predicted)["f1"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "tags, scheme, expected",
+    [
+        ("B-PER M-PER E-PER O S-ACT", "auto", [("PER", 0, 3), ("ACT", 4, 5)]),
+        ("B-PER M-PER O", "auto", []),
+        ("B-PER O E-PER", "BMES", []),
+        ("B-PER O E-PER", "auto", [("PER", 0, 1), ("PER", 2, 3)]),  # as conlleval does
+        ("B-PER L-PER U-LOC U-LOC", "auto", [("PER", 0, 2), ("LOC", 2, 3), ("LOC", 3, 4)]),
+        ("I-PER I-PER B-PER I-LOC", "auto", [("PER", 0, 2), ("PER", 2, 3), ("LOC", 3, 4)]),
+        ("I-PER I-PER O", "IOB2", []),
+        ("I-PER I-PER O", "IOB1", [("PER", 0, 2)]),
+        ("B M E S B E", "auto", [("", 0, 3), ("", 3, 4), ("", 4, 6)]),
+        ("B I O B", "auto", [("", 0, 2), ("", 3, 4)]),
+        ("B_PER I_PER O", "auto", [("PER", 0, 2)]),
+        ("PER-B PER-I O LOC-B", "auto", [("PER", 0, 2), ("LOC", 3, 4)]),
+        ("NN S S X", "auto", [("NN", 0, 1), ("S", 1, 3), ("X", 3, 4)]),
+        ("A B B C", "auto", [("A", 0, 1), ("B", 1, 3), ("C", 3, 4)]),
+        ("B-A M-A X-A", "plain", [("B-A", 0, 1), ("M-A", 1, 2), ("X-A", 2, 3)]),
+        ("O O", "BILOU", []),
+    ],
+)
+def test_entities_by_schemes(tags, scheme, expected):
+    assert scores.entities(tags.split(), scheme) == expected
+
+
+@pytest.mark.parametrize(
+    "tags, scheme, message",
+    [
+        ("B-PER M-PER I-LOC", "auto", "of no scheme, or of several: B-PER, I-LOC, M-PER; the sch"),
+        ("B-PER L-PER E-LOC S-LOC", "auto", "of several"),
+        ("X-PER Y-PER O", "auto", "of no scheme"),
+        ("b-per i-per o", "auto", "of no scheme"),
+        ("B-PER I-PER LOC", "auto", "scheme='plain': each tag is a type of entities"),
+        ("B-PER M-PER E-PER", "BIOES", "not all of the scheme BIOES: B-PER, E-PER, M-PER"),
+        ("B-PER E-PER", "IOB2", "not all of the scheme IOB2"),
+        ("PER LOC", "BILOU", "not all of the scheme BILOU: LOC, PER"),
+    ],
+)
+def test_tags_of_no_scheme_are_refused(tags, scheme, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        scores.entities(tags.split(), scheme)
 
 
 def squad_script(answers, predicted):

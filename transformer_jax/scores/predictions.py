@@ -1,13 +1,17 @@
 """Scores of predictions by their published definitions, with bootstrap intervals."""
 
 import collections
+import dataclasses
+import itertools
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float64
+
+from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
 # Scores of labels, tags and answers, as reported by the fine-tuning tasks.
@@ -53,40 +57,165 @@ def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.sum(x * y) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
-def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Returns (type, first word, end) of the entities, as conlleval finds them.
+# Where a tag has its letter: B-PER, B_PER, PER-B or PER_B. The type may be missing.
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        "(?P<letter>[A-Za-z])(-(?P<type>.+))?",
+        "(?P<letter>[BIESLUMW])(_(?P<type>.+))?",
+        "((?P<type>.+)-)?(?P<letter>[BIESLUMW])",
+        "((?P<type>.+)_)?(?P<letter>[BIESLUMW])",
+    )
+)
+# {letter: the letter that BIOES has for it}
+_BIOES = dict(zip("BIES", "BIES"))
+_BILOU = dict(zip("BILU", "BIES"))
+_BMES = dict(zip("BMESW", "BIESS"))
+# The strict reading of each scheme, as the classes of seqeval.scheme have it (Nakayama 2018): the
+# letters, and the pairs of neighbors between which an entity starts, continues, and is complete.
+# "BI=" is B before I of the same type; "!" stands for another type, and "." for anything.
+_CHUNKS = (".B. .S.", "BI= BE= II= IE=", "S.. E..")
+_STRICT = {
+    "IOB1": (_BIOES, "OI. II! BI. IB= BB=", "BI= II=", "II! IO. IB. BO. BI! BB="),
+    "IOB2": (_BIOES, ".B.", "BI= II=", "IO. II! IB. BO. BI! BB."),
+    "IOE1": (_BIOES, "OI. II! EI. EE=", "II= IE=", "II! IO. IE! EI= EE="),
+    "IOE2": (_BIOES, "OI. OE. EI. EE. II! IE!", "IE= II=", "E.."),
+    "BIOES": (_BIOES, *_CHUNKS),
+    "IOBES": (_BIOES, *_CHUNKS),
+    "BILOU": (_BILOU, *_CHUNKS),
+    "BMES": (_BMES, *_CHUNKS),
+}
+SCHEMES = tuple(_STRICT)
+_ONLY = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE"}  # of the letters of BIOES
 
-    The tags are IOB1, IOB2 or BIOES. Without such prefixes, neighbors with equal tags are one
-    entity.
+_Mark = tuple[str, str]  # the letter of a tag, as in BIOES, and its type
+
+
+@dataclasses.dataclass(frozen=True)
+class TagScheme:
+    """How the tags of words mark entities. See `tag_scheme`."""
+
+    name: str  # of the strict reading, one of SCHEMES; "": that of conlleval
+    form: re.Pattern | None = None  # of the tags; None: they have no letters
+
+    def entities(self, tags: Sequence[str]) -> list[tuple[str, int, int]]:
+        """Returns (type, first word, end) of the entities of a sentence."""
+        marks = [*map(self._mark, tags), ("O", "")]
+        return _strict_entities(marks, self.name) if self.name else _conlleval_entities(marks)
+
+    def _mark(self, tag: str) -> _Mark:
+        if tag == "O":
+            return "O", ""
+        if self.form is None:
+            return "I", tag
+        letter, kind = self.form.fullmatch(tag).group("letter", "type")
+        return _STRICT[self.name or "BIOES"][0][letter], kind or ""
+
+
+def tag_scheme(tags: Iterable[str], name: str = "auto") -> TagScheme:
+    """Returns the scheme of a set of tags.
+
+    If `name` is "auto", the letters of the tags tell the scheme. Tags of B, I, E and S, which are
+    those of IOB1, IOB2, BIOES and others, are read as by conlleval, the script of CoNLL-2000 and
+    2003, which counts entities with a wrong start or end as well. BILOU, BMES and BMEW are read
+    strictly. Tags without letters are types of entities, and neighbors with equal tags are one
+    entity, as if `name` were "plain". One of SCHEMES is read as by seqeval in its strict mode.
+
+    Raises UserError for tags of no scheme, of several, or of another than `name`.
     """
+    tags = sorted(set(tags) - {"O"})
+    form = None if name == "plain" else _form(tags)
+    if name == "plain" or (name == "auto" and form is None):
+        return TagScheme("")
+    letters = {form.fullmatch(tag)["letter"] for tag in tags} if form else set()
+    if name == "auto":
+        for scheme in ("BIOES", "BILOU", "BMES"):
+            if letters <= _STRICT[scheme][0].keys():
+                return TagScheme("" if scheme == "BIOES" else scheme, form)
+        raise _no_scheme(tags)
+    if (tags and not form) or not letters <= set(_ONLY.get(name, _STRICT[name][0])):
+        raise UserError(f"tags that are not all of the scheme {name}: {', '.join(tags[:12])}")
+    return TagScheme(name, form)
+
+
+def _form(tags: Sequence[str]) -> re.Pattern | None:
+    """Returns the form of the tags, or None if they have no letters."""
+    for form in _FORMS:
+        matches = [form.fullmatch(tag) for tag in tags]
+        if all(matches) and any(match["type"] for match in matches):
+            return form
+        known = (match and match["type"] and match["letter"] in "BIESLUMW" for match in matches)
+        if form in _FORMS[:2] and any(known):
+            raise _no_scheme(tags)
+    # Single letters are a scheme in the segmentation of words, and plain tags otherwise.
+    schemes = (_BIOES, _BILOU, _BMES)
+    return _FORMS[0] if tags and any(set(tags) <= letters.keys() for letters in schemes) else None
+
+
+def _no_scheme(tags: Sequence[str]) -> UserError:
+    return UserError(
+        f"tags of no scheme, or of several: {', '.join(tags[:12])}; the schemes are "
+        f"{', '.join(SCHEMES)} (config.task.scheme='plain': each tag is a type of entities)"
+    )
+
+
+def _conlleval_entities(marks: Sequence[_Mark]) -> list[tuple[str, int, int]]:
     spans = []
     start = None
-    previous_prefix, previous_kind = "O", ""
-    for index, tag in enumerate([*tags, "O"]):
-        if re.match(r"[BIES](-|$)", tag):
-            prefix, _, kind = tag.partition("-")
-        else:
-            prefix = "O" if tag == "O" else "I"
-            kind = tag
-        continues = prefix in ("I", "E") and previous_prefix in ("B", "I") and kind == previous_kind
+    previous_letter, previous_kind = "O", ""
+    for index, (letter, kind) in enumerate(marks):
+        continues = letter in ("I", "E") and previous_letter in ("B", "I") and kind == previous_kind
         if start is not None and not continues:
             spans.append((previous_kind, start, index))
             start = None
-        if prefix != "O" and start is None:
+        if letter != "O" and start is None:
             start = index
-        previous_prefix, previous_kind = prefix, kind
+        previous_letter, previous_kind = letter, kind
     return spans
 
 
+def _strict_entities(marks: Sequence[_Mark], scheme: str) -> list[tuple[str, int, int]]:
+    _, starts, inside, ends = _STRICT[scheme]
+    spans = []
+    previous, index = ("O", ""), 0
+    while index < len(marks) - 1:  # the last mark is an O behind the sentence
+        start, index = index, index + 1
+        if _fits(starts, previous, marks[start]):
+            while _fits(inside, marks[index - 1], marks[index]):
+                index += 1
+            if _fits(ends, marks[index - 1], marks[index]):
+                spans.append((marks[start][1], start, index))
+        previous = marks[index - 1]
+    return spans
+
+
+def _fits(pairs: str, previous: _Mark, mark: _Mark) -> bool:
+    types = "=" if previous[1] == mark[1] else "!"
+    return any(
+        first in (".", previous[0]) and second in (".", mark[0]) and condition in (".", types)
+        for first, second, condition in pairs.split()
+    )
+
+
+def entities(tags: Sequence[str], scheme: str = "auto") -> list[tuple[str, int, int]]:
+    """Returns (type, first word, end) of the entities of a sentence. See `tag_scheme`."""
+    return tag_scheme(tags, scheme).entities(tags)
+
+
 def entity_f1(
-    labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+    labels: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    scheme: str | TagScheme = "auto",
 ) -> dict[str, float]:
     """Returns precision, recall and F1 over all entities.
 
     An entity is right if its type and both of its ends are (Tjong Kim Sang & De Meulder 2003).
+    `scheme` is that of the tags, or a name for `tag_scheme`, which may raise UserError.
     """
-    true_entities = _numbered_entities(labels)
-    predicted_entities = _numbered_entities(predicted)
+    if isinstance(scheme, str):
+        scheme = tag_scheme(itertools.chain(*labels, *predicted), scheme)
+    true_entities = _numbered_entities(labels, scheme)
+    predicted_entities = _numbered_entities(predicted, scheme)
     right = len(true_entities & predicted_entities)
     precision = right / len(predicted_entities) if predicted_entities else 0.0
     recall = right / len(true_entities) if true_entities else 0.0
@@ -97,8 +226,14 @@ def entity_f1(
     }
 
 
-def _numbered_entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, str, int, int]]:
-    return {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}
+def _numbered_entities(
+    sentences: Sequence[Sequence[str]], scheme: TagScheme
+) -> set[tuple[int, str, int, int]]:
+    return {
+        (number, *entity)
+        for number, tags in enumerate(sentences)
+        for entity in scheme.entities(tags)
+    }
 
 
 def normalised(answer: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +39,11 @@ class Tagging(FeatureBased):
 
     prefix: str = ""  # removed from the start of each word, such as "en:"
     labels: tuple = ()  # all tags; (): the tags of the training examples, sorted
+    # how tags mark entities, for the scores: auto recognizes IOB1, IOB2, BIOES, BILOU and BMES; a
+    # named scheme counts complete entities alone; plain: each tag is a type, without a letter
+    scheme: Literal[
+        "auto", "plain", "IOB1", "IOB2", "IOE1", "IOE2", "BIOES", "IOBES", "BILOU", "BMES"
+    ] = "auto"
 
     summarises = False
     empty_details = {"words": [], "tags": [], "probabilities": []}
@@ -54,20 +60,45 @@ class Tagging(FeatureBased):
         """The tags in the order of the head's outputs."""
         if self.labels:
             return [str(tag) for tag in self.labels]
-        names = sorted({tag for record in self.read("train") for tag in record.values[1]})
-        if not names:
+        first_lines = {}  # of each tag, in their order in the files
+        for record in self.read("train"):
+            for index, tag in enumerate(record.values[1]):
+                first_lines.setdefault(tag, _line(record, index))
+        if not first_lines:
             raise UserError("config.data.train_files: no example in it")
-        return names
+        self._check_scheme(first_lines)
+        return sorted(first_lines)
+
+    def _check_scheme(self, first_lines: dict[str, str]) -> None:
+        """Raises UserError for tags of no scheme, with the line of the first at fault."""
+        try:
+            scores.tag_scheme(first_lines, self.scheme)
+        except UserError:
+            tags = list(first_lines)
+            for count, tag in enumerate(tags, 1):
+                try:
+                    scores.tag_scheme(tags[:count], self.scheme)
+                except UserError as error:
+                    raise UserError(f"{first_lines[tag]}: {tag}: {error}") from None
+
+    @cached_property
+    def _tag_scheme(self) -> scores.TagScheme:
+        try:
+            return scores.tag_scheme(self.names, self.scheme)
+        except UserError as error:
+            raise UserError(f"config.task.labels: {error}") from None
 
     def examples(self, records):
+        _ = self._tag_scheme  # raises its error before training
         tag_ids = {name: index for index, name in enumerate(self.names)}
         sentences = []
         for record in records:
             words, tags = record.values
-            if unknown := [tag for tag in tags if tag not in tag_ids]:
+            if unknown := [index for index, tag in enumerate(tags) if tag not in tag_ids]:
                 known = ", ".join(self.names[:20])
                 raise UserError(
-                    f"{record.where}: unknown tag {unknown[0]!r}; the tags are: {known}"
+                    f"{_line(record, unknown[0])}: unknown tag {tags[unknown[0]]!r}; "
+                    f"the tags are: {known}"
                 )
             sentences.append((words, [tag_ids[tag] for tag in tags]))
         return self._parts(sentences)
@@ -152,7 +183,8 @@ class Tagging(FeatureBased):
             tags = [self.names[tag] for tag in example.tags]
             gold.setdefault(example.sentence, []).extend(tags)
             predicted.setdefault(example.sentence, []).extend(self._predicted(example, output))
-        entity_scores = scores.entity_f1(list(gold.values()), list(predicted.values()))
+        both = list(gold.values()), list(predicted.values())
+        entity_scores = scores.entity_f1(*both, self._tag_scheme)
         pairs = [pair for number in gold for pair in zip(gold[number], predicted[number])]
         accuracy = sum(tag == prediction for tag, prediction in pairs) / len(pairs)
         return entity_scores | {"accuracy": accuracy}
@@ -174,3 +206,9 @@ class Tagging(FeatureBased):
         by_sentence = itertools.groupby(parts, key=lambda part: part.sentence)
         parts_of_lines = [list(group) for _, group in by_sentence]
         return [Unlabelled(parts, len(parts) > 1) for parts in parts_of_lines]
+
+
+def _line(record: tables.Record, index: int) -> str:
+    """Returns the file and line of a word of a sentence, of which each word has a line."""
+    path, _, first_line = record.where.rpartition(":")
+    return f"{path}:{int(first_line) + index}"
