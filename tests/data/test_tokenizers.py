@@ -1,5 +1,6 @@
 """All kinds of tokenizers behind one interface."""
 
+import random
 import re
 import types
 
@@ -11,6 +12,13 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.data.tokenizers import training
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
+from transformer_jax.data.tokenizers.unigram import (
+    T5,
+    SentencePiece,
+    from_sentence_piece,
+    loaded,
+    marian_of_sentence_piece,
+)
 
 
 class Documents(list):
@@ -208,6 +216,99 @@ def test_spans_are_where_the_pieces_stand(kind):
             assert [word.replace("\u00e9", "e").strip() for word in words] == [
                 piece.replace("\u00e9", "e") for piece in unmarked
             ]
+
+
+LINES = ["the quick brown fox jumps over the lazy dog", "to be or not to be \u00bd \u2122"] * 30
+
+
+@pytest.mark.parametrize(
+    "text, stood_for",
+    [
+        ("a dog", ["", "a", " ", "d", "o", "g"]),  # first, the space that is put in front
+        ("\u00bd dog", ["", "\u00bd", "\u00bd", "\u00bd", " ", "d", "o", "g"]),  # 1, a slash and 2
+        ("o\u2122", ["", "o", "\u2122", "\u2122"]),  # T and M
+        ("a  dog ", ["", "a", "  ", "d", "o", "g"]),
+        ("\ufb01x", ["", "\ufb01", "\ufb01", "x"]),  # the ligature of f and i
+        ("\U0001f600 d", ["", "\U0001f600", " ", "d"]),
+        ("A\u030a", ["", "A\u030a"]),
+        ("", []),
+    ],
+)
+def test_spans_of_normalized_text_are_those_of_the_text(text, stood_for):
+    tokenizer = SentencePiece.train(LINES, 60, "char")
+    ((ids, spans),) = tokenizer.encode_spans([text])
+    assert ids == tokenizer.encode(text)
+    assert [text[start:stop] for start, stop in spans] == stood_for
+
+
+CHARACTERS = [
+    *"the dog\u00bd\u2122\ufb01\u682a\u337f \t\u200b\u00e9",
+    "e\u0301",
+    "  ",
+    "\U0001f600",
+]
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("unigram", {}),
+        ("bpe", dict(byte_fallback=True)),
+        ("unigram", dict(byte_fallback=True, add_dummy_prefix=False)),
+        ("bpe", dict(normalization_rule_name="nfkc_cf", remove_extra_whitespaces=False)),
+        ("unigram", dict(user_defined_symbols=["\u00bd", "<x>"])),
+        ("unigram", dict(treat_whitespace_as_suffix=True)),
+    ],
+)
+def test_spans_by_models_of_other_settings(kind, options):
+    """They start as SentencePiece's own offsets do, and none stands for half a character."""
+    draw = random.Random(0)
+    tokenizer = SentencePiece.train(
+        LINES, 330 if "byte_fallback" in options else 60, kind, **options
+    )
+    own = loaded(tokenizer.model)
+    texts = ["".join(draw.choices(CHARACTERS, k=draw.randint(0, 12))) for _ in range(200)]
+    for text, (ids, spans) in zip(texts, tokenizer.encode_spans(texts)):
+        offsets = own.encode(text, return_type="offset_mapping")
+        assert ids == offsets["ids"] and len(spans) == len(ids)
+        for piece, (start, stop), (own_start, own_stop) in zip(
+            offsets["pieces"], spans, offsets["offsets"]
+        ):
+            assert start == own_start and own_stop <= stop <= len(text)
+            assert start < stop or piece == "\u2581"
+
+
+def test_spans_equal_those_of_the_library_with_the_same_model():
+    draw = random.Random(1)
+    tokenizer = SentencePiece.train(LINES, 60, "unigram")
+    pieces, characters = from_sentence_piece(tokenizer.model)
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    library = T5.of([*special, *pieces[4:], ("<extra_id_0>", 0.0)], characters)
+    shared = [*"the dog\u00bd\u2122\ufb01\u337f"]
+    texts = [" ".join("".join(draw.choices(shared, k=3)) for _ in range(3)) for _ in range(200)]
+    compared = 0
+    for text, (ids, spans), (same_ids, same) in zip(
+        texts, tokenizer.encode_spans(texts), library.encode_spans(texts)
+    ):
+        if tokenizer.pieces(ids) != library.pieces(same_ids):
+            continue  # another segmentation of equal probability
+        compared += 1
+        # The library leaves the spaces between words out.
+        found, expected = ([text[a:b].strip() for a, b in each] for each in (spans, same))
+        for piece, one, other in zip(tokenizer.pieces(ids), found, expected):
+            assert one == other or piece == "\u2581"
+    assert compared > 100
+
+
+def test_spans_of_a_marian_tokenizer():
+    tokenizer, _ = marian_of_sentence_piece(SentencePiece.train(LINES, 60, "char"), 80)
+    for text in (">>fra<< \u00bd dog", "\u00bd dog"):
+        ((ids, spans),) = tokenizer.encode_spans([text])
+        assert ids == tokenizer.encode(text) and len(ids) == len(spans)
+        ends = ["\u00bd", "\u00bd", "\u00bd", " ", "d", "o", "g"]
+        assert [text[start:stop] for start, stop in spans][-7:] == ends
+    assert tokenizer.encode_spans([">>fra<<a"])[0][1][0] == (0, 7)
+    assert tokenizer.encode_spans([]) == []
 
 
 @pytest.mark.parametrize(

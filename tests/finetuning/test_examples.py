@@ -4,6 +4,7 @@ import pytest
 
 from tests.finetuning.examples import build, task_of
 from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers.unigram import SentencePiece
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
@@ -45,6 +46,20 @@ def test_parts_of_a_long_context(runs, tmp_path):
         assert task.row(part)["first"] == part.begin + first
     assert all(task.row(part)["first"] == 0 for part in parts if part.target is None)
     assert _most_central([0, 4], 6, 10).tolist() == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_answers_are_found_by_a_tokenizer_of_normalized_lines(kind, runs, tmp_path):
+    """Each answer is trained, and read again, as the characters of the context."""
+    task = task_of(tmp_path, "span", runs["gpt"])
+    lines = ["Anna Berg wrote \u00bd of it", "to be or not to be \u2122"] * 30
+    task.tokenizer = SentencePiece.train(lines, 60, kind)
+    context = "At \u2122 Anna Berg wrote \u00bd of  it, \ufb01rst"
+    for text in ("Anna Berg", "\u00bd", "\u2122", "\ufb01rst", "it", "At"):
+        answer = text, context.index(text)
+        (part,) = task._parts([("who wrote?", context, (answer,))])
+        first, last = part.target
+        assert context[part.spans[first][0] : part.spans[last][1]].strip() == text
 
 
 @pytest.mark.full

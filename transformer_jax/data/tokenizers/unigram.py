@@ -2,7 +2,6 @@
 
 import base64
 import io
-import itertools
 import json
 import os
 import pathlib
@@ -113,13 +112,7 @@ class SentencePiece(Tokenizer):
         return self._processor.encode(texts, num_threads=os.cpu_count())
 
     def encode_spans(self, texts):
-        # The lengths of pieces are those of the text, because a model that was trained on documents
-        # does not normalize characters.
-        pieces = self._processor.encode(texts, out_type=str)
-        ends = [itertools.accumulate(map(len, sequence), initial=0) for sequence in pieces]
-        return [
-            (ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)
-        ]
+        return _encoded_spans(self._processor, texts)
 
     def _decode(self, ids):
         return self._processor.decode([known_ids(self, sequence) for sequence in ids])
@@ -134,6 +127,44 @@ def loaded(model: bytes) -> sentencepiece.SentencePieceProcessor:
     # Passed to the constructor, an empty file would be accepted.
     processor.LoadFromSerializedProto(model)
     return processor
+
+
+_Spans = list[tuple[int, int]]
+
+
+def _encoded_spans(
+    processor: sentencepiece.SentencePieceProcessor, texts: list[str]
+) -> list[tuple[list[int], _Spans]]:
+    """Returns the ids of each text, and the range of its characters that each id stands for.
+
+    Normalization may replace a character by several, such as one half by 1, a slash and 2. A piece
+    with any of them has the whole character, as in the offsets of Hugging Face's tokenizers,
+    whereas SentencePiece's own offsets give it to the last of the pieces alone. A space that is put
+    in front of the text has no characters.
+    """
+    threads = os.cpu_count()
+    encoded = processor.encode(texts, return_type="offset_mapping", num_threads=threads)
+    return [
+        (each["ids"], _piece_spans(processor, text, each["ids"], each["pieces"]))
+        for text, each in zip(texts, encoded)
+    ]
+
+
+def _piece_spans(processor, text: str, ids: list[int], pieces: list[str]) -> _Spans:
+    if not pieces:
+        return []
+    # Bytes are counted, because a piece may be one byte of a character.
+    sizes = [1 if processor.is_byte(i) else len(piece.encode()) for i, piece in zip(ids, pieces)]
+    normalized, starts = processor.normalize(text, with_offsets=True)
+    starts = np.array(starts)  # in `text`, of each normalized character, and of the end
+    start_of_byte = np.repeat(starts[:-1], [len(character.encode()) for character in normalized])
+    ends = np.cumsum(sizes)
+    first, last = start_of_byte[ends - sizes], start_of_byte[ends - 1]
+    after = np.searchsorted(starts, last, side="right")
+    stops = starts[np.minimum(after, len(starts) - 1)]
+    if pieces[0] == "▁" and starts[0] == starts[1]:
+        stops[0] = first[0]
+    return list(zip(first.tolist(), stops.tolist()))
 
 
 class _ErrorRecorder:
@@ -479,6 +510,17 @@ class Marian(Tokenizer):
             [self._ids.get(piece, self.unk_id) for piece in (*code, *sequence)]
             for code, sequence in zip(codes, pieces)
         ]
+
+    def encode_spans(self, texts):
+        codes, rests = zip(*map(_split_code, texts)) if texts else ((), ())
+        encoded = []
+        for ids, code, (_, spans) in zip(
+            self.encode(texts), codes, _encoded_spans(self._processor, [*rests])
+        ):
+            shift = sum(map(len, code))
+            spans = [(shift + start, shift + stop) for start, stop in spans]
+            encoded.append((ids, [*((0, shift) for _ in code), *spans]))
+        return encoded
 
     def _decode(self, ids):
         dropped = {self.eos_id, self.unk_id, self.pad_id}
