@@ -57,7 +57,8 @@ def test_answers_are_found_by_a_tokenizer_of_normalized_lines(kind, runs, tmp_pa
     context = "At \u2122 Anna Berg wrote \u00bd of  it, \ufb01rst"
     for text in ("Anna Berg", "\u00bd", "\u2122", "\ufb01rst", "it", "At"):
         answer = text, context.index(text)
-        (part,) = task._parts([("who wrote?", context, (answer,))])
+        parts = task._parts([("who?", context, (answer,))])
+        part = next(part for part in parts if part.target)
         first, last = part.target
         assert context[part.spans[first][0] : part.spans[last][1]].strip() == text
 
