@@ -11,10 +11,12 @@ import pytest
 import scipy.special
 
 from tests.fixtures import make_trl
+from tests.tasks.preferences import dpo, reward
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.objectives.preferences import Pairs, bradley_terry
+from transformer_jax.runs.spec import resolve
 from transformer_jax.tasks.dpo import squared_distance
 
 RANDOM = np.random.default_rng(0)
@@ -70,6 +72,53 @@ def test_the_losses_of_rankings_are_the_means_over_their_pairs(loss, reference):
     assert count == len(differences) == 10 + 1 + 3
     assert right == sum(difference > 0 for difference in differences)
     np.testing.assert_allclose(margins, sum(differences), rtol=1e-5)
+
+
+def test_equal_completions_are_no_pair():
+    """The other pairs of their ranking keep their losses, and are the whole of its mean."""
+    tokens = RANDOM.integers(1, 9, size=(4, 5, 3)) * FILLED[..., None]
+    tokens[0, 3] = tokens[0, 1]  # two of five
+    tokens[2, 1:3] = tokens[2, 0]  # all of three
+    weights = np.ones_like(tokens)
+    tokens[1, 0], tokens[1, 1], weights[1, 1] = [7, 0, 0], [7, 0, 0], [1, 0, 0]  # other lengths
+    pairs = Pairs.of(jnp.float32(VALUES), jnp.array(FILLED), jnp.array(tokens), jnp.array(weights))
+    losses = pairs.prompt_means(bradley_terry(pairs.differences, jnp.float32(PREFERRED)))
+    means = expected(of_reward)
+    others = [pair for pair in itertools.combinations(range(5), 2) if pair != (1, 3)]
+    means[0] = np.mean([of_reward(VALUES[0][i] - VALUES[0][j], 1.0) for i, j in others])
+    means[2] = 0.0
+    np.testing.assert_allclose(losses, means, rtol=1e-5)
+    assert pairs.count == pairs.metrics()["accuracy"][1] == 9 + 1
+
+
+YES = " yes" * 40
+EQUAL = [  # within 16 tokens
+    {"prompt": "q", "chosen": f"{YES} good", "rejected": f"{YES} bad"},
+    {"prompt": "q", "chosen": " sat.", "rejected": " ran."},
+    {"prompt": "q", "completions": [f"{YES} 1", " sat.", f"{YES} 3"]},
+    {"prompt": "q", "completions": [f"{YES} 1", f"{YES} 2", f"{YES} 3"]},
+]
+
+
+@pytest.mark.parametrize("build", [dpo, reward])
+def test_completions_that_are_equal_after_the_cut_are_left_out(build, gpt, tmp_path, capsys):
+    config = build(tmp_path, gpt.workdir, "rankings", task__length=16, task__completions=3)
+    for name, values in (("train", EQUAL), ("valid", EQUAL[1:2])):
+        lines = "".join(json.dumps(value) + "\n" for value in values)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    task = resolve(config, tmp_path / "run").task()
+    task.rows()
+    said = " ".join(capsys.readouterr().err.split())
+    expected = "left out 2 of 4 examples, and equal pairs of the others: 1 (their completions are "
+    assert expected + "equal within config.task.length=16 tokens)" in said
+    assert said.count("left out") == 1
+    assert len(task._examples("train")) == 2 and len(task._examples("valid")) == 1
+    batch = task.rows().train.batch(0, range(2))
+    kind = "weights" if build is dpo else "segment_ids"
+    assert sorted(batch[kind].any(axis=-1).sum(axis=1)) == [2, 3]
+    (tmp_path / "valid.jsonl").write_text(json.dumps(EQUAL[0]) + "\n")
+    with pytest.raises(UserError, match="1 of 1 examples: their completions are equal within con"):
+        resolve(config, tmp_path / "other").task().rows()
 
 
 TRL = json.loads((make_trl.HERE / "trl_dpo.json").read_text())

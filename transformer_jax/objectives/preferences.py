@@ -1,6 +1,9 @@
 """Shared by the tasks on preferences: examples, pairwise losses, and reward models."""
 
 import dataclasses
+import functools
+import itertools
+import operator
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -46,7 +49,9 @@ class PreferenceTask:
     def examples(self, records) -> list[Example]:
         """Returns the rankings as token ids.
 
-        Raises UserError for a prompt with more than `config.task.completions` completions.
+        Completions may have equal tokens after they are cut. A ranking without a pair of different
+        ones is left out, because its loss would be constant. Raises UserError if none is left, or
+        for a prompt with more than `config.task.completions` completions.
         """
         records = list(records)
         for record in records:
@@ -59,7 +64,20 @@ class PreferenceTask:
         examples = [fitted(example, self.room) for example in encoded]
         if num_cut := sum(example != whole for example, whole in zip(examples, encoded)):
             say(f"{num_cut:,} of {len(examples):,} examples are cut to config.task.length tokens")
-        return [example._replace(label=record.label) for example, record in zip(examples, records)]
+        kept = [
+            example._replace(label=record.label)
+            for example, record in zip(examples, records)
+            if any(different_pairs(example))
+        ]
+        equal = sum(not different for example in kept for different in different_pairs(example))
+        left_out = f"{len(examples) - len(kept):,} of {len(examples):,} examples"
+        reason = f"equal within config.task.length={self.length} tokens"
+        if examples and not kept:
+            raise UserError(f"{left_out}: their completions are {reason}, so that none teaches")
+        if len(kept) < len(examples) or equal:
+            pairs = f", and equal pairs of the others: {equal:,}" if equal else ""
+            say(f"left out {left_out}{pairs} (their completions are {reason})")
+        return kept
 
     def encoded(self, texts: list[tuple[Prompt, tuple[str, ...]]]) -> list[Example]:
         """Returns prompts with their completions as token ids.
@@ -87,6 +105,14 @@ class PreferenceTask:
         return label * (1 - self.label_smoothing) + (1 - label) * self.label_smoothing
 
 
+def different_pairs(example: Example) -> list[bool]:
+    """Returns for each pair of completions, in the order of `Pairs`, whether their tokens differ.
+
+    A text that is scored alone has no pairs.
+    """
+    return [one != other for one, other in itertools.combinations(example.completions, 2)]
+
+
 def num_tokens(example: Example) -> int:
     """Returns the number of tokens of an example's prompt and its longest completion together."""
     return len(example.prompt) + max(map(len, example.completions))
@@ -102,14 +128,24 @@ class Pairs(NamedTuple):
     """All P pairs of completions of each of B prompts."""
 
     differences: Float[Array, "B P"]  # the better completion's value minus the worse one's
-    filled: Bool[Array, "B P"]  # whether both completions exist
+    filled: Bool[Array, "B P"]  # whether both completions exist and differ
 
     @classmethod
-    def of(cls, values: Float[Array, "B K"], filled: Bool[Array, "B K"]) -> "Pairs":
-        """Returns the pairs of K completions, the best first."""
+    def of(
+        cls, values: Float[Array, "B K"], filled: Bool[Array, "B K"], *tokens: Int[Array, "B K L"]
+    ) -> "Pairs":
+        """Returns the pairs of K completions, the best first.
+
+        Completions that have equal `tokens` in all of these arrays are no pair. One of the arrays
+        tells tokens from padding.
+        """
         better, worse = np.triu_indices(values.shape[1], 1)
         differences = values[:, better] - values[:, worse]
-        return cls(differences, filled[:, better] & filled[:, worse])
+        filled = filled[:, better] & filled[:, worse]
+        if tokens:
+            differ = [jnp.any(x[:, better] != x[:, worse], axis=-1) for x in tokens]
+            filled &= functools.reduce(operator.or_, differ)
+        return cls(differences, filled)
 
     @property
     def count(self) -> Int[Array, ""]:

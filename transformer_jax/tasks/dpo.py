@@ -155,7 +155,7 @@ class DPO(PreferenceTask, Continued):
         # The reference has no dropout: `Context()` is that of an evaluation.
         reference_log_probs = log_probs(self._reference, reference, batch, Context())
         log_ratios = policy_log_probs - reference_log_probs  # (B, K)
-        pairs = Pairs.of(log_ratios, filled)
+        pairs = Pairs.of(log_ratios, filled, batch["labels"], batch["weights"])
         loss = pairs.prompt_means(self.pair_losses(pairs.differences, self.preferred(batch))).sum()
         count = filled[:, 0].sum(dtype=jnp.int32)
         rewards = pairs._replace(differences=self.beta * pairs.differences)

@@ -1,6 +1,7 @@
 """Reward models: a scalar for each completion of a prompt, learned from preferences."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -76,7 +77,7 @@ class Reward(PreferenceTask, FineTuning):
     def objective(self, outputs, batch):
         filled = batch["segment_ids"][..., 0] > 0  # (B, K)
         rewards = outputs[:, 0].reshape(filled.shape)
-        pairs = Pairs.of(rewards, filled)
+        pairs = Pairs.of(rewards, filled, batch["tokens"], batch["segment_ids"])
         losses = preferences.bradley_terry(pairs.differences, self.preferred(batch))
         count = self.counted(batch).sum(dtype=jnp.int32)
         return pairs.prompt_means(losses).sum(), count, pairs.metrics()
@@ -84,7 +85,14 @@ class Reward(PreferenceTask, FineTuning):
     def scores(self, examples, outputs):
         """Returns the share of pairs in the right order, and statistics of normalized rewards."""
         rewards = _normalized(examples, outputs)
-        margins = [r[i] - r[j] for r in rewards for i, j in zip(*np.triu_indices(len(r), 1))]
+        margins = [
+            better - worse
+            for example, values in zip(examples, rewards)
+            for (better, worse), differ in zip(
+                itertools.combinations(values, 2), preferences.different_pairs(example)
+            )
+            if differ
+        ]
         flat = np.concatenate(rewards)
         return {
             "accuracy": float(np.mean(np.array(margins) > 0)),
