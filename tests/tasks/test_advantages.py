@@ -1,6 +1,7 @@
 """Advantages and the losses that learn from them, against float64 references by loops."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures.make_trl import HERE
+from transformer_jax.config import UserError
 from transformer_jax.objectives import rollouts
 from transformer_jax.tasks import grpo
 
@@ -63,6 +65,52 @@ def test_group_advantages_compare_the_answers_to_a_prompt():
         actual = rollouts.group_advantages(*single(REWARDS), divides_by_deviation=divides)
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     assert not rollouts.group_advantages(np.full((2, 3), 0.7, np.float32)).any()
+
+
+@pytest.mark.parametrize("reward", [0.1, -0.7, 100.1, 1000.1, 1e6, 1e30])
+@pytest.mark.parametrize("size", [2, 3, 16, 33])
+def test_equal_rewards_of_any_size_have_no_advantage(reward, size):
+    rewards = np.full((2, size), reward, np.float32)
+    for divides in (True, False):
+        assert not rollouts.group_advantages(rewards, divides_by_deviation=divides).any()
+    filled = np.arange(size) < np.array([size, 1])[:, None]
+    assert not rollouts.whitened(rewards, filled).any()
+    kept = rollouts.whitened(rewards, filled, shifts_mean=False)
+    np.testing.assert_allclose(kept, np.where(filled, np.float32(reward), 0.0))
+
+
+def test_advantages_do_not_depend_on_the_mean_of_large_rewards():
+    steps = np.float32(RANDOM.integers(-8, 8, size=(4, 5)))  # which float32 has at 1e6, too
+    for divides in (True, False):
+        small, large = (
+            rollouts.group_advantages(steps + np.float32(mean), divides_by_deviation=divides)
+            for mean in (0, 1e6)
+        )
+        np.testing.assert_allclose(large, small, rtol=1e-5, atol=1e-5)
+    white = [rollouts.whitened(steps + np.float32(mean), FILLED) for mean in (0, 1e6)]
+    np.testing.assert_allclose(*white, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reward", [np.inf, -np.inf, np.nan])
+def test_a_reward_that_is_not_finite_is_not_hidden(reward):
+    for rewards in ([[reward] * 4], [[reward, 1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0, reward]]):
+        for divides in (True, False):
+            advantages = rollouts.group_advantages(
+                jnp.float32(rewards), divides_by_deviation=divides
+            )
+            assert not np.isfinite(advantages).all()
+        white = rollouts.whitened(jnp.float32(rewards), jnp.ones((1, 4), bool))
+        assert not np.isfinite(white).all()
+
+
+@pytest.mark.parametrize("reward", [np.inf, -np.inf, np.nan, 1e39, 10**400, "3", None])
+def test_a_function_may_give_finite_numbers_of_float32_alone(reward):
+    config = types.SimpleNamespace(task=types.SimpleNamespace(name="mine.py:Brief"))
+    task = types.SimpleNamespace(config=config, reward_of=lambda prompt, answer: reward)
+    with pytest.raises(UserError, match=r"reward_of\('a', 'b'\) is .*; must be a finite number"):
+        rollouts.Policy._score(task, "a", "b")
+    task.reward_of = lambda prompt, answer: -2
+    assert rollouts.Policy._score(task, "a", "b") == -2
 
 
 def test_the_clipped_losses_are_those_of_the_papers():

@@ -51,6 +51,15 @@ def test_rewards_of_the_training_examples_have_mean_0_and_variance_1(trained):
     assert head["mean"].shape == head["deviation"].shape == () and head["deviation"] != 1
 
 
+def test_equal_rewards_have_deviation_1(trained, monkeypatch):
+    """The deviation of equal numbers is not their rounding error."""
+    _, task, params, _ = trained
+    equal = np.full((4, 2), 1000.1, np.float32)
+    monkeypatch.setattr(task, "_outputs", lambda params, examples, _: [equal] * len(examples))
+    head = task.calibrated(params)["head"]
+    assert head["deviation"] == 1 and head["mean"] == pytest.approx(1000.1)
+
+
 @pytest.mark.full
 def test_rewards_of_a_model_with_adapters_are_normalised(trained):
     _, task, _, folder = trained

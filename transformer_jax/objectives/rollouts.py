@@ -4,7 +4,6 @@ The last section, attention rollout, is for the tasks on images.
 """
 
 import dataclasses
-import math
 import numbers
 import types
 from collections.abc import Callable
@@ -263,10 +262,14 @@ def whitened(
 ) -> Float[Array, "B T"]:
     """Returns `x` scaled to variance 1 over all tokens, with mean 0 or, else, the mean of `x`."""
     count = jnp.maximum(filled.sum(), 1)
-    mean = jnp.where(filled, x, 0.0).sum() / count
-    variance = jnp.where(filled, jnp.square(x - mean), 0.0).sum() / count
-    white = (x - mean) * jax.lax.rsqrt(variance + _SMALL)
-    return jnp.where(filled, white if shifts_mean else white + mean, 0.0)
+    # The mean of equal numbers may differ from them by rounding, which the variance of 1 would
+    # blow up. Relative to one of the numbers, all of them are 0.
+    origin = jnp.max(x, where=filled, initial=-jnp.inf)
+    relative = jnp.where(filled, x - origin, 0.0)
+    mean = relative.sum() / count
+    variance = jnp.where(filled, jnp.square(relative - mean), 0.0).sum() / count
+    white = (relative - mean) * jax.lax.rsqrt(variance + _SMALL)
+    return jnp.where(filled, white if shifts_mean else white + (origin + mean), 0.0)
 
 
 def group_advantages(
@@ -275,11 +278,15 @@ def group_advantages(
     """Returns the rewards of G completions of each prompt, minus their mean.
 
     The differences are divided by the standard deviation of the group (Shao et al. 2024, section
-    4.1.2), or left as they are (Liu et al. 2025, section 3.2).
+    4.1.2), or left as they are (Liu et al. 2025, section 3.2). Equal rewards of any finite size
+    have advantages of exactly 0; a reward that is not finite gives NaN, which stops the run.
     """
-    advantages = rewards - rewards.mean(axis=1, keepdims=True)
+    # Relative to the first reward, because the mean of equal rewards may differ from them by
+    # rounding, and the deviation may be as small as that.
+    relative = rewards - rewards[:, :1]
+    advantages = relative - relative.mean(axis=1, keepdims=True)
     if divides_by_deviation:
-        advantages /= rewards.std(axis=1, keepdims=True) + _SMALL_DEVIATION
+        advantages /= relative.std(axis=1, keepdims=True) + _SMALL_DEVIATION
     return advantages
 
 
@@ -353,6 +360,7 @@ def adapted_coefficient(
 # The base class of the on-policy tasks, whose model learns from the rewards of its own completions.
 
 _SHOWN = 3  # completions that an evaluation prints
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass
@@ -476,8 +484,8 @@ class Policy(Prompted):
 
     def _score(self, prompt: str, completion: str) -> float:
         value = self.reward_of(prompt, completion)
-        is_number = isinstance(value, numbers.Real) and math.isfinite(value)
-        if not is_number:
+        # Rewards are float32, whose range is smaller than that of Python's numbers.
+        if not isinstance(value, numbers.Real) or not abs(value) <= _LARGEST:
             raise UserError(
                 f"config.task.name={self.config.task.name}: reward_of({prompt!r}, {completion!r}) "
                 f"is {value!r}; must be a finite number"

@@ -107,7 +107,9 @@ class Reward(PreferenceTask, FineTuning):
         outputs = self._outputs(params, examples, "measuring rewards (batches)")
         learned = [x[: len(e.completions), 0] for e, x in zip(examples, outputs)]
         rewards = np.concatenate(learned).astype(np.float64)
-        measured = {"mean": rewards.mean(), "deviation": rewards.std() or 1.0}
+        # The deviation of equal rewards may be a rounding error instead of 0.
+        deviation = rewards.std() if np.ptp(rewards) else 1.0
+        measured = {"mean": rewards.mean(), "deviation": deviation}
         head = params["head"]
         return params | {"head": head | {k: _put(x, head[k]) for k, x in measured.items()}}
 
