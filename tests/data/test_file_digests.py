@@ -79,6 +79,77 @@ def test_a_file_is_read_again_where_it_has_changed(cache, tmp_path, reads):
     assert len(reads) == 2
 
 
+def rewritten(path, content):
+    """Another content by the same inode, as an editor or `open(path, "r+")` writes it."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def replaced(path, content):
+    """Another file under the same name, as rsync and `mv` leave it."""
+    other = path.with_suffix(".new")
+    write(other, content)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced])
+def test_another_content_of_the_same_size_and_time_is_read(change, tmp_path, reads):
+    """In the same process and in the next one, however soon after the last content."""
+    text = tmp_path / "text"
+    write(text, b"a" * LARGE)
+    start(tmp_path)
+    for number in range(8):
+        content = bytearray(b"a" * LARGE)
+        content[number * LARGE // 8] = ord("b")  # a single byte
+        change(text, content)
+        os.utime(text, ns=(OLD, OLD))
+        expected = hashlib.sha256(content).hexdigest()
+        reads.clear()
+        assert sha256(text) == expected and len(reads) == 1
+        start(tmp_path)
+        assert sha256(text) == expected and len(reads) == 1
+
+
+def test_the_store_of_another_content_of_the_same_size_and_time_is_built(tmp_path, reads):
+    texts = ["the cat sat on the mat. ", "the dog ran to the cat. "]
+    valid = tmp_path / "valid.txt"
+    found = []
+    for text in (*texts, texts[0]):
+        config = build_gpt(tmp_path, data__tokenizer="characters", data__valid_files=None)
+        write(tmp_path / "train.txt", (text * 50_000).encode())
+        start(tmp_path / "cache")
+        task = make_task(config)
+        row = task.rows().train.batch(0, [0])["tokens"][0].tolist()
+        found.append("dog" in task.tokenizer.decode(row))
+    assert found == [False, True, False] and valid.exists()
+
+
+def test_the_parts_of_parallel_files_of_other_content_are_found_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "PART_BYTES", 8)
+    files = tmp_path / "a", tmp_path / "b"
+    spans = []
+    for lines in (b"aaaaaa\nbb\ncccc\n", b"aa\nbb\ncccccccc\n"):
+        for file in files:
+            write(file, lines)
+        parts = text_files.aligned_parts(*map(str, files))
+        assert b"".join(lines[one.start : one.stop] for one, _ in parts) == lines
+        assert all(lines[one.stop - 1 : one.stop] == b"\n" for one, _ in parts)
+        spans.append([(one.start, one.stop) for one, _ in parts])
+    assert spans[0] != spans[1]
+
+
+def test_digests_without_a_time_of_change_are_not_trusted(tmp_path, reads):
+    """Earlier versions knew a file by its size and its time of modification."""
+    text = tmp_path / "text"
+    write(text, b"a" * LARGE)
+    start(tmp_path)
+    sha256(text)
+    (key,) = text_files._memory.digests
+    text_files._save({(key[0], key[1][:2]): "0" * 64})
+    start(tmp_path)
+    assert sha256(text) == hashlib.sha256(b"a" * LARGE).hexdigest() and len(reads) == 1
+
+
 def test_the_digest_of_a_file_that_has_just_changed_is_not_remembered(tmp_path, reads):
     """The next change may leave size and time as they are."""
     text = tmp_path / "text"

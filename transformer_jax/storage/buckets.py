@@ -156,16 +156,18 @@ def is_hidden(file, folder) -> bool:
     return "/." in str(file)[len(str(folder)) :]
 
 
-def version(name) -> tuple[int, int] | tuple[str]:
+def version(name) -> tuple[int, int, int] | tuple[str]:
     """Returns a value that changes with the content of a file and can be serialized as JSON.
 
-    It is (size, modification time in nanoseconds), or (generation,) in a bucket.
+    It is (size, modification time, change time) with times in nanoseconds, or (generation,) in a
+    bucket. Programs that copy or unpack files may set the modification time, but only the file
+    system sets the change time.
     """
     file = path(name)
     if isinstance(file, Path):
         return (file.stamped().stamp.generation.hex(),)
     status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def is_empty(name) -> bool:

@@ -296,8 +296,10 @@ def _blocks(file: str) -> Iterator[bytes]:
 # A cache of the digests of raw files, so that a program reads no file again that an earlier program
 # has read.
 #
-# A digest is valid for a path and a version of the file, which is its size and modification time,
-# or its generation in a bucket. The digests are in the folder `digests` of `config.data.cache`.
+# A digest is valid for a path and a version of the file, which is its size and its times of
+# modification and of change, or its generation in a bucket. The time of change also moves when a
+# file is renamed, or when its permissions change: then a file is read once more than needed. The
+# digests are in the folder `digests` of `config.data.cache`.
 
 _FILE = "digests.json"
 _MOST = 100_000  # if there are more digests, the oldest ones are dropped
@@ -306,6 +308,8 @@ _SAVE_SECONDS = 30  # between two writes of the file
 # Seconds. Two changes within one tick of the file system's clock may leave size and modification
 # time the same, so the digest of a file that has only just changed is not cached.
 _FRESH = 2
+# Seconds, longer than a tick of the clock of Linux's file systems (1 to 10 ms).
+_TICK = 0.02
 
 Key = tuple[str, tuple]  # a path or URL, and the version of the file
 
@@ -347,6 +351,7 @@ def sha256(paths: Sequence[str]) -> list[str]:
         key = location, version = _key(path)
         digest = _memory.digests.get(key)
         if digest is None:
+            _wait_for_next_tick(version)
             with buckets.path(location).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             # The version is read again, because the file may have changed while it was read.
@@ -375,10 +380,19 @@ def _key(path: str) -> Key:
     return location, buckets.version(location)
 
 
+def _wait_for_next_tick(version: tuple) -> None:
+    """Sleeps until a change of the file would give it another time of change than in `version`."""
+    match version:
+        case (_, _, changed):
+            remaining = changed / 1e9 + _TICK - time.time()
+            if 0 < remaining <= _TICK:  # more than that is a clock of another machine
+                time.sleep(remaining)
+
+
 def _is_settled(version: tuple, now: float) -> bool:
     match version:
-        case (_, nanoseconds):
-            return now - nanoseconds / 1e9 > _FRESH
+        case (_, modified, _):
+            return now - modified / 1e9 > _FRESH
     return True
 
 
@@ -397,7 +411,7 @@ def _save(new: dict[Key, str]) -> None:
 
 def _is_large(version: tuple) -> bool:
     match version:
-        case (size, _):
+        case (size, _, _):
             return size >= _SMALL
     return True  # in a bucket, because each request takes time
 
