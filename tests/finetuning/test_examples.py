@@ -4,6 +4,7 @@ import pytest
 
 from tests.finetuning.examples import build, task_of
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import tables
 from transformer_jax.data.tokenizers.unigram import SentencePiece
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.runs.open import open_run
@@ -61,6 +62,29 @@ def test_answers_are_found_by_a_tokenizer_of_normalized_lines(kind, runs, tmp_pa
         part = next(part for part in parts if part.target)
         first, last = part.target
         assert context[part.spans[first][0] : part.spans[last][1]].strip() == text
+
+
+@pytest.mark.parametrize("ending, between", [("csv", ","), ("tsv", "\t")])
+@pytest.mark.parametrize("blank", ["", "\n", "\n\n", "\r\n", "  \n", "\n "])
+def test_blank_lines_at_the_end_of_a_table_are_left_out(ending, between, blank, tmp_path):
+    path = tmp_path / f"table.{ending}"
+    rows = [["text", "label", "note", "note"], ["a", "b", "c", "d"]]
+    path.write_bytes("".join(f"{between.join(row)}\n" for row in rows).encode() + blank.encode())
+    # A name that stands twice among the other columns does no harm.
+    for columns, expected in ((("label", "text"), [("b", "a")]), (("2",), [("label",), ("b",)])):
+        table = tables.Table((str(path),), columns)
+        assert [record.values for record in table] == expected
+    path.write_bytes(path.read_bytes() + f"\nx{between}y{between}z{between}z\n".encode())
+    if blank.strip(" ") != "":
+        with pytest.raises(UserError, match=f"table.{ending}:3: an empty line; only at the end"):
+            list(tables.Table((str(path),), ("text",)))
+
+
+def test_labels_of_json_are_strings_or_integers(tmp_path):
+    path = tmp_path / "table.jsonl"
+    path.write_text('{"x": 1.5, "y": 1}\n{"x": "b", "y": "no"}\n{"x": 3, "y": -1}\n')
+    table = tables.Table((str(path),), ("x", "y"), classes="y")
+    assert [record.values for record in table] == [("1.5", "1"), ("b", "no"), ("3", "-1")]
 
 
 @pytest.mark.full

@@ -67,6 +67,73 @@ WRONG = [
         {},
         "train.jsonl:1: 'a' is null",
     ),
+    *(
+        (
+            "classification",
+            f"twice.{ending}",
+            content.replace(",", "," if ending == "csv" else "\t"),
+            dict(task__text="text", task__label="label", data__train_files=f"{{}}/twice.{ending}"),
+            f"twice.{ending}:1: the header has 2 columns {name!r}; rename all but the one",
+        )
+        for ending in ("csv", "tsv")
+        for name, content in (
+            ("label", "text,label,label\nx,first,second\n"),
+            ("text", "text,label,text\nx,first,y\n"),
+        )
+    ),
+    (
+        "pairs",
+        "train.jsonl",
+        '{"a": "x", "b": "y", "same": 1, "same": 0}\n',
+        {},
+        "train.jsonl:1: not JSON (the key 'same' twice)",
+    ),
+    *(
+        (
+            "pairs",
+            "train.jsonl",
+            f'{{"a": "x", "b": "y", "same": 1}}\n{{"a": "x", "b": "y", "same": {label}}}\n',
+            {},
+            f"train.jsonl:2: the label {label} is neither a string nor an integer; write the name",
+        )
+        for label in ("true", "1.0", "null", "NaN", "[1]")
+    ),
+    (
+        "pairs",
+        "train.jsonl",
+        '{"a": "x", "b": "y", "same": 1}\n{"a": "x", "b": "y", "same": "1"}\n',
+        {},
+        'train.jsonl:2: the label "1": other lines have the same label as an integer; write all',
+    ),
+    (
+        "pairs",
+        "train.jsonl",
+        '{"a": true, "b": "y", "same": 1}\n',
+        {},
+        "train.jsonl:1: 'a' is true, neither text nor a number",
+    ),
+    (
+        "pairs",
+        "train.jsonl",
+        '{"a": NaN, "b": "y", "same": 1}\n',
+        {},
+        "train.jsonl:1: 'a' is NaN, neither text nor a number",
+    ),
+    (
+        "regression",
+        "train.jsonl",
+        '{"text": "x", "score": 1.5}\n{"text": "x", "score": true}\n',
+        dict(data__train_files="{}/train.jsonl"),
+        "train.jsonl:2: 'score' is true, neither text nor a number",
+    ),
+    (
+        "choice",
+        "train.jsonl",
+        '{"1": "a", "2": "b", "3": "c", "4": false}\n',
+        dict(data__train_files="{}/train.jsonl"),
+        "train.jsonl:1: the label false is neither a string nor an integer",
+    ),
+    ("classification", "train.tsv", "cat\tx\n\ty\n", {}, "train.tsv:2: an empty label"),
     ("tagging", "train.conll", "the x O\ncat O\n", {}, "train.conll:2: 2 columns, 3 before"),
     (
         "tagging",

@@ -47,7 +47,7 @@ class Choice(FineTuning):
     def read(self, split):
         beginning = [self.beginning] if self.beginning else []
         columns = [*self.context, *beginning, *self.choices, self.label]
-        return tables.open_table(self.config.data, split, columns)
+        return tables.open_table(self.config.data, split, columns, classes=self.label)
 
     def examples(self, records):
         texts, labels = [], []

@@ -82,7 +82,8 @@ class Classification(FeatureBased):
     def read(self, split):
         texts = [self.text, self.pair] if self.pair else [self.text]
         columns = [*texts, self.label]
-        return tables.open_inference(self.config.data, split, columns, self.skip_malformed)
+        classes = "" if self.regression else self.label
+        return tables.open_inference(self.config.data, split, columns, self.skip_malformed, classes)
 
     @cached_property
     def names(self) -> list[str]:
@@ -91,7 +92,11 @@ class Classification(FeatureBased):
             return []
         if self.labels:
             return [str(label) for label in self.labels]
-        counts = collections.Counter(record.values[-1] for record in self.read("train"))
+        counts = collections.Counter()
+        for record in self.read("train"):
+            if not record.values[-1].strip():
+                raise UserError(f"{record.where}: an empty label")
+            counts[record.values[-1]] += 1
         names = sorted(counts)
         first = next(iter(counts), None)
         if self.label.isdecimal() and counts[first] == 1 and len(names) > 2:

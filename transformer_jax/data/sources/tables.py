@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
@@ -31,12 +32,16 @@ class Table:
     *.csv files have comma-separated values, *.jsonl files one JSON object per line, and *.json
     files either the same or one list of objects. Any other file is tab-separated without quotes.
     `columns` are names in the header (or keys of the JSON objects), or numbers that start at 1 for
-    tables without a header. Iterating raises UserError for a row that is not as expected.
+    tables without a header. Blank lines at the end of a file are ignored. Iterating raises
+    UserError for a row that is not as expected.
     """
 
     paths: tuple[str, ...]
     columns: tuple[str, ...]
     skip: bool = False  # skip rows with too few or too many columns instead of raising
+    # The column that names classes. In JSON it must hold strings or integers, because the text of
+    # any other value, such as "True" or "nan", would be a class that nobody has named. "": none.
+    classes: str = ""
 
     def fingerprint(self) -> dict:
         fingerprint = {
@@ -46,22 +51,28 @@ class Table:
         return fingerprint | {"skip": True} if self.skip else fingerprint
 
     def __iter__(self) -> Iterator[Record]:
+        types = {}  # of the names of classes in JSON
         for path in self.paths:
             if path.endswith((".jsonl", ".json")):
-                yield from self._json_records(path)
+                yield from self._json_records(path, types)
             else:
                 yield from self._line_records(path)
 
     def _line_records(self, path: str) -> Iterator[Record]:
         num_skipped = 0
-        header = None
+        header = blank = None
         # Columns that are numbers mean that the table has no header. Otherwise `indices` is empty
         # until the first row, which is the header.
         indices = [int(column) - 1 for column in self.columns if column.isdecimal()]
         for number, row in _table_rows(path):
             where = f"{path}:{number}"
-            if row == [""] and not self.skip:
-                raise UserError(f"{where}: an empty line")
+            if len(row) == 1 and not row[0].strip() and not self.skip:
+                blank = blank or where
+                continue
+            if blank:
+                raise UserError(
+                    f"{blank}: an empty line; only at the end of a table are they left out"
+                )
             if not indices:
                 header = row
                 indices = self._indices(header, where)
@@ -83,21 +94,54 @@ class Table:
                 f"{where}: no column {missing[0]!r} in the header: {', '.join(header[:12])} "
                 "(columns of tables without a header are numbered from 1)"
             )
+        for column in self.columns:
+            if header.count(column) > 1:
+                raise UserError(
+                    f"{where}: the header has {header.count(column)} columns {column!r}; rename "
+                    "all but the one that is meant"
+                )
         return [header.index(column) for column in self.columns]
 
-    def _json_records(self, path: str) -> Iterator[Record]:
+    def _json_records(self, path: str, types: dict[str, type]) -> Iterator[Record]:
         for where, value in _json_values(path):
             item = value if isinstance(value, dict) else {}
             for column in self.columns:
                 if column not in item:
                     raise UserError(f"{where}: no key {column!r}")
             for column in self.columns:
-                if not isinstance(item[column], (str, int, float)):
+                if column == self.classes:
+                    _check_class(item[column], where, types)
+                elif not _is_text_or_number(item[column]):
                     raise UserError(
                         f"{where}: {column!r} is {json.dumps(item[column])[:40]}, "
                         "neither text nor a number"
                     )
             yield Record(where, tuple(str(item[column]) for column in self.columns))
+
+
+def _is_text_or_number(value) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _check_class(value, where: str, types: dict[str, type]) -> None:
+    """Raises UserError for a JSON value that is not the name of a class.
+
+    `types` holds the type of each name so far, and gets that of the value: 1 and "1" are two values
+    of JSON, but one name.
+    """
+    shown = json.dumps(value)[:40]
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise UserError(
+            f"{where}: the label {shown} is neither a string nor an integer; write the name of its "
+            'class, such as "yes"'
+        )
+    if types.setdefault(str(value), type(value)) is not type(value):
+        raise UserError(
+            f"{where}: the label {shown}: other lines have the same label as "
+            f"{'an integer' if isinstance(value, str) else 'a string'}; write all of them alike"
+        )
 
 
 def _wrong_width(where: str, row: list[str], header: list[str] | None, last: int) -> UserError:
@@ -114,12 +158,14 @@ def _json_values(path: str) -> Iterator[tuple[str, object]]:
     # A *.json file is one list if its first text starts with a bracket, and JSON lines otherwise.
     first_number, first_line = next(lines, (1, ""))
     if path.endswith(".json") and first_line.lstrip().startswith("["):
-        items = from_json("".join([first_line, *(line for _, line in lines)]), path)
+        text = "".join([first_line, *(line for _, line in lines)])
+        items = from_json(text, path, unique_keys=True)
         for number, value in enumerate(items, 1):
             yield f"{path}: item {number}", value
     elif first_line:
         for number, line in itertools.chain([(first_number, first_line)], lines):
-            yield f"{path}:{number}", from_json(line, f"{path}:{number}")
+            where = f"{path}:{number}"
+            yield where, from_json(line, where, unique_keys=True)
 
 
 def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -186,12 +232,12 @@ def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
 
 
 def open_table(
-    data, split: str, columns: Sequence[str], skip: bool = False
+    data, split: str, columns: Sequence[str], skip: bool = False, classes: str = ""
 ) -> Table | TfdsTable | None:
     """Returns the examples of a split that `config.data` names, or None if it names none.
 
-    `skip` is the same as in `Table`. Raises UserError if files do not exist, or if `columns` mixes
-    names and numbers.
+    `skip` and `classes` are the same as in `Table`. Raises UserError if files do not exist, or if
+    `columns` mixes names and numbers.
     """
     if data.tfds_name and not data[f"{split}_files"]:
         prepared = tfds.prepared_split(data, split)
@@ -207,7 +253,7 @@ def open_table(
             f"columns {columns[0]!r} and {mixed[0]!r}: "
             "either all are names in a header, or all are numbers from 1"
         )
-    return Table(paths, tuple(columns), skip)
+    return Table(paths, tuple(columns), skip, classes)
 
 
 def split_files(data, split: str) -> tuple[str, ...] | None:
@@ -335,12 +381,12 @@ class EntailedPairs:
 
 
 def open_inference(
-    data, split: str, columns: Sequence[str], skip: bool = False
+    data, split: str, columns: Sequence[str], skip: bool = False, classes: str = ""
 ) -> InferencePairs | Table | TfdsTable | None:
     """Returns the examples of a split that `config.data` names, or None if it names none.
 
-    `skip` is the same as in `Table`. Raises UserError if files or columns do not exist, or if two
-    sources are named.
+    `skip` and `classes` are the same as in `Table`. Raises UserError if files or columns do not
+    exist, or if two sources are named.
     """
     if data.corpus and (data.train_files or data.tfds_name):
         other = "train_files" if data.train_files else "tfds_name"
@@ -349,7 +395,7 @@ def open_inference(
         )
     # Users may evaluate on their own files, whatever the run was trained on.
     if not data.corpus or (split != "train" and data[f"{split}_files"]):
-        return open_table(data, split, columns, skip)
+        return open_table(data, split, columns, skip, classes)
     if data.corpus != CORPUS:
         raise UserError(
             f"config.data.corpus={data.corpus}: has no labeled examples; only {CORPUS} does"

@@ -88,14 +88,15 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 
 
-def from_json(text: str, where: str | Place):
+def from_json(text: str, where: str | Place, unique_keys: bool = False):
     """Returns the value of a JSON text; `where` is its location for error messages.
 
     Raises UserError if the text is not JSON, or if it contains a lone surrogate such as \\ud83d,
-    which no tokenizer accepts.
+    which no tokenizer accepts. With `unique_keys`, it also raises UserError for an object that has
+    a key twice, of which Python takes the last.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique if unique_keys else None)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(
@@ -103,6 +104,14 @@ def from_json(text: str, where: str | Place):
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error})") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
     return value
 
 
