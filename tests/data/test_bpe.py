@@ -74,6 +74,71 @@ def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
     assert loaded.encode(TEXTS) == tokenizer.encode(TEXTS)
 
 
+END = {"content": "<|end|>", "special": True}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_config.json": {"eos_token": "<|end|>"}},
+        {"tokenizer_config.json": {"eos_token": END}},
+        {"special_tokens_map.json": {"eos_token": "<|end|>"}},
+        {"tokenizer_config.json": {"eos_token": "<|end|>", "added_tokens_decoder": {"399": END}}},
+    ],
+    ids=["text", "token", "map", "added"],
+)
+@pytest.mark.parametrize("usual", [False, True], ids=["alone", "beside <|endoftext|>"])
+def test_the_end_of_a_bpe_is_the_one_that_its_settings_name(settings, usual, tmp_path):
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    files = tokenizer.hf_files()
+    vocab = json.loads(files["vocab.json"])
+    if usual:  # it stays an ordinary piece
+        vocab["<|end|>"] = 400
+        text = json.dumps(settings).replace('"399"', '"400"')
+        settings = json.loads(text)
+    else:
+        vocab["<|end|>"] = vocab.pop("<|endoftext|>")
+    if "added_tokens_decoder" in settings.get("tokenizer_config.json", {}):
+        vocab.pop("<|end|>")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_bytes(files["merges.txt"])
+    for name, content in settings.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    read = tokenizers.read_published(tmp_path)
+    assert type(read) is ByteBPE and read.vocab_size == 400 + usual
+    assert read.eos_id == 399 + usual and read.pieces([read.eos_id]) == ["<|end|>"]
+    text = "the cat <|end|>"  # which is read as ordinary text
+    assert read.encode(text) == tokenizer.encode(text)
+    assert read.decode([*read.encode(text), read.eos_id]) == text
+    for name, content in (read.hf_files() | read.files()).items():
+        (tmp_path / "written" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "written" / name).write_bytes(content)
+    assert tokenizers.read_published(tmp_path / "written").fingerprint() == read.fingerprint()
+    assert tokenizers.load(tmp_path / "written").eos_id == read.eos_id
+
+
+def test_a_usual_end_leaves_the_tokenizer_as_it_was(tmp_path):
+    """Stores and runs know a tokenizer by its content."""
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    for name, content in tokenizer.hf_files().items():
+        (tmp_path / name).write_bytes(content)
+    settings = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert tokenizers.read_published(tmp_path).fingerprint() == tokenizer.fingerprint()
+
+
+def test_a_bpe_without_an_end_is_refused_with_the_remedy(tmp_path):
+    files = tokenizers.train(TEXTS, "byte_bpe", 400).hf_files()
+    vocab = json.loads(files["vocab.json"])
+    vocab["<|end|>"] = vocab.pop("<|endoftext|>")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_bytes(files["merges.txt"])
+    for settings in ({}, {"eos_token": "<|other|>"}, {"eos_token": None}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match='another one in tokenizer_config.json: {"eos_token"'):
+            tokenizers.read_published(tmp_path)
+
+
 def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
     library = huggingface.Tokenizer(huggingface.models.BPE())
     library.pre_tokenizer, library.decoder = (

@@ -35,9 +35,23 @@ def test_the_format_of_glove_has_no_first_line(tmp_path):
     np.testing.assert_array_equal(np.stack(read), np.float32([[1, -2.5, 0.3], [4, 5, 6]]))
 
 
+@pytest.mark.parametrize("word", ["at name@domain.com", ". . .", "in 2004", "1 2 3", "\u00a0 x"])
+def test_the_first_word_of_glove_may_have_spaces(word, tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text(f"{word} 1 -2.5 3e-1\nthe 4 5 6\nnan 7 8 9\nin 3 1 2 3\nof 0 0 0\n")
+    words, read = zip(*array_files.read(path))
+    assert words == (word, "the", "nan", "in 3", "of") and array_files.width(path) == 3
+    rows = [[1, -2.5, 0.3], [4, 5, 6], [7, 8, 9], [1, 2, 3], [0, 0, 0]]
+    np.testing.assert_array_equal(np.stack(read), np.float32(rows))
+
+
 @pytest.mark.parametrize(
     "name, content, error",
     [
+        ("a.txt", b"a 1 2 3\nb 1 2\n", "a.txt:2: .* is not a word and 3 numbers"),
+        ("a.txt", b"a b 1 2\nc 1\nd 1 2\n", "a.txt:2: .* is not a word and 2 numbers"),
+        ("a.txt", b"word x y z\nb 1 2 3\n", "a.txt:1: .* is not a word and 3 numbers"),
+        ("a.txt", b"a b c\n", "a.txt:1: .* is not a word and 2 numbers"),
         ("a.txt", b"2 2\na 1 2\n", "has 1 words, but its first line says 2"),
         ("a.txt", b"1 2\na 1 x\n", "a.txt:2: .* is not a word and 2 numbers"),
         ("a.txt", b"a 1 2\n\n", "a.txt:2: .* is not a word and 2 numbers"),

@@ -1,7 +1,9 @@
 """Array files: images in .npy and .npz files, and word vectors in word2vec's formats."""
 
+import collections
 import contextlib
 import io
+import itertools
 import pathlib
 import re
 import zipfile
@@ -154,6 +156,7 @@ def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
 # float32 numbers. A text file without the first line is in GloVe's format, which is read, too.
 
 _FLOAT = np.dtype("<f4")
+_LINES_OF_WIDTH = 100  # at the start of a file without a first line, to find the vectors' width
 
 
 def write(path, words: Sequence[str], vectors: Float[np.ndarray, "N M"]) -> None:
@@ -211,7 +214,25 @@ def _sizes(path, file: BinaryIO) -> tuple[int | None, int]:
     if path.name.endswith(".bin") or len(fields) < 3:
         raise UserError(f'{path}:1: must be "count width", as word2vec writes it')
     file.seek(0)
-    return None, len(fields) - 1
+    # A word may have spaces, as ". . ." in the vectors of Common Crawl, and may even end in a
+    # number. Most words have none, so the most frequent width is that of the vectors.
+    widths = collections.Counter(map(_width, itertools.islice(file, _LINES_OF_WIDTH)))
+    file.seek(0)
+    return None, max(widths, key=widths.get) or len(fields) - 1
+
+
+def _width(line: bytes) -> int:
+    """Returns how many numbers end a line, of which the first field belongs to the word."""
+    numbers = itertools.takewhile(_is_number, reversed(line.split()[1:]))
+    return sum(1 for _ in numbers)
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def _lines(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -22,7 +22,8 @@ class BPE(LibraryTokenizer):
     """Byte-pair encoding (Sennrich et al. 2016).
 
     The saved file lists the pieces in the order of their ids, and the merges in the order of their
-    ranks. Raises ValueError if the vocabulary or the merges are incomplete.
+    ranks. It names the end token if that is not one of `special_pieces`. Raises ValueError if the
+    vocabulary or the merges are incomplete.
     """
 
     needed: tuple[str, ...] = ()  # pieces that the vocabulary must have
@@ -36,6 +37,7 @@ class BPE(LibraryTokenizer):
         content = json.loads(model)
         self._vocab = {piece: i for i, piece in enumerate(content["pieces"])}
         self._merges = content["merges"]
+        self._named_end = content.get("eos")
         self._check()
         merges = [tuple(merge.split(" ")) for merge in self._merges]
         self._tokenizer = self.pipeline(self._vocab, merges)
@@ -48,6 +50,8 @@ class BPE(LibraryTokenizer):
     def _special_id(self, name: str) -> int | None:
         """Returns the id of a special token, or None if the vocabulary has no such token."""
         pieces = self.special_pieces[name]
+        if name == "eos" and self._named_end:
+            pieces = (self._named_end,)
         return next((self._vocab[piece] for piece in pieces if piece in self._vocab), None)
 
     def _check(self) -> None:
@@ -56,19 +60,31 @@ class BPE(LibraryTokenizer):
         if self._special_id("eos") is None:
             missing.insert(0, self.special_pieces["eos"][0])
         if missing:
-            raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
+            remedy = ""
+            if missing[0] in self.special_pieces["eos"]:
+                remedy = ', the end; name another one in tokenizer_config.json: {"eos_token": ...}'
+            raise ValueError(f"no piece {missing[0]!r} in the vocabulary{remedy}")
         # With some of the merges missing, texts would silently be encoded to other ids.
         merged = {merge.replace(" ", "") for merge in self._merges}
         unmade = [
-            piece for piece in self._vocab if piece not in merged and not _needs_no_merge(piece)
+            piece
+            for piece in self._vocab
+            if piece not in merged and not _needs_no_merge(piece) and piece != self._named_end
         ]
         if unmade:
             raise ValueError(f"no merge makes {len(unmade)} of the pieces, {unmade[0]!r} the first")
 
     @classmethod
-    def of(cls, vocab: dict[str, int], merges: list[str]) -> "BPE":
-        """Returns a tokenizer with these ids by piece and the lines of a merges.txt."""
-        return cls(json.dumps({"pieces": pieces_by_id(vocab), "merges": merges}).encode())
+    def of(cls, vocab: dict[str, int], merges: list[str], end: str | None = None) -> "BPE":
+        """Returns a tokenizer with these ids by piece and the lines of a merges.txt.
+
+        `end` is the end token that the files of the tokenizer name.
+        """
+        content = {"pieces": pieces_by_id(vocab), "merges": merges}
+        usual = next((piece for piece in cls.special_pieces["eos"] if piece in vocab), None)
+        if end in vocab and end != usual:
+            content["eos"] = end
+        return cls(json.dumps(content).encode())
 
     @staticmethod
     def pipeline(vocab: dict[str, int], merges: list[tuple[str, str]]) -> huggingface.Tokenizer:
@@ -85,8 +101,15 @@ class BPE(LibraryTokenizer):
         return {
             "vocab.json": json.dumps(self._vocab).encode(),
             "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
-            "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode(),
+            "tokenizer_config.json": json.dumps(self._hf_settings()).encode(),
         }
+
+    def _hf_settings(self) -> dict:
+        settings = {"tokenizer_class": self.hf_class}
+        if self._named_end:
+            # Otherwise the class would add its own tokens for these to the vocabulary.
+            settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), self._named_end)
+        return settings
 
     def hf_marked(self, marks):
         library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
@@ -230,20 +253,38 @@ class GPT1BPE(BPE):
         return piece.removesuffix("</w>")
 
 
-def from_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
-    """Returns the tokenizer for these pieces: GPT's if some end with "</w>", otherwise GPT-2's."""
+def from_vocabulary(vocab: dict[str, int], merges: list[str], config: dict) -> ByteBPE | GPT1BPE:
+    """Returns the tokenizer for these pieces: GPT's if some end with "</w>", otherwise GPT-2's.
+
+    `config` is the content of tokenizer_config.json, which may name the end token, and define it
+    and the tokens before it behind those of the vocabulary.
+    """
     is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
-    return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges)
+    end = _named(config, "eos")
+    added = config.get("added_tokens_decoder") or {}
+    ids = {token["content"]: int(i) for i, token in added.items()}
+    if end in ids and end not in vocab:
+        vocab = vocab | {piece: i for piece, i in ids.items() if i <= ids[end]}
+    return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges, end)
 
 
-def from_library(text: str) -> ByteBPE | GPT1BPE | None:
-    """Returns the tokenizer for a tokenizer.json, or None if it is of neither kind."""
+def from_library(text: str, config: dict) -> ByteBPE | GPT1BPE | None:
+    """Returns the tokenizer for a tokenizer.json, or None if it is of neither kind.
+
+    `config` is the content of tokenizer_config.json, which may name the end token.
+    """
     parts = parts_of(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
         if parts.settings == parts_of(kind.pipeline({}, [])).settings:
             added = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
-            return kind.of(parts.vocab | added, parts.merges)
+            return kind.of(parts.vocab | added, parts.merges, _named(config, "eos"))
     return None
+
+
+def _named(config: dict, name: str) -> str | None:
+    """Returns the piece of a special token that a tokenizer_config.json names, or None."""
+    token = config.get(f"{name}_token")
+    return token["content"] if isinstance(token, dict) else token
 
 
 # --------------------------------------------------------------------------------------------------
@@ -294,8 +335,7 @@ class PublishedBPE(LibraryTokenizer):
         added = {token["content"] for token in library["added_tokens"]}
         names = {"eos": next((piece for piece in _ENDS if piece in added), None)}
         for name in _NAMES:
-            token = config.get(f"{name}_token")
-            names[name] = token["content"] if isinstance(token, dict) else token or names.get(name)
+            names[name] = _named(config, name) or names.get(name)
         special = {name: piece for name, piece in names.items() if piece}
         return cls(json.dumps({"library": library, "special": special}).encode())
 

@@ -96,6 +96,9 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
     with unreadable_as_user_error(folder):
         config = folder / "tokenizer_config.json"
         settings = json.loads(config.read_bytes()) if config.exists() else {}
+        # Earlier versions of transformers name the special tokens in a file of their own, too.
+        if (folder / "special_tokens_map.json").exists():
+            settings = json.loads((folder / "special_tokens_map.json").read_bytes()) | settings
         if (folder / "vocab.txt").exists():
             pieces = list(text_lines(str(folder / "vocab.txt")))
             if Residues.has(pieces):
@@ -112,7 +115,7 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
                 content = json.loads((folder / vocab).read_bytes())
-                return bpe.from_vocabulary(content, _merges(folder / merges))
+                return bpe.from_vocabulary(content, _merges(folder / merges), settings)
         if library:
             return library
         if (folder / "spiece.model").exists():
@@ -132,7 +135,7 @@ def _from_library(text: str, settings: dict) -> Tokenizer:
         case "WordPiece":
             return wordpiece.from_library(text)
         case "BPE":
-            return bpe.from_library(text) or PublishedBPE.of(text, settings)
+            return bpe.from_library(text, settings) or PublishedBPE.of(text, settings)
         case "Unigram":
             return _unigram(*unigram.from_library(text), settings)
         case kind:
