@@ -360,7 +360,6 @@ def adapted_coefficient(
 # The base class of the on-policy tasks, whose model learns from the rewards of its own completions.
 
 _SHOWN = 3  # completions that an evaluation prints
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass
@@ -485,7 +484,8 @@ class Policy(Prompted):
     def _score(self, prompt: str, completion: str) -> float:
         value = self.reward_of(prompt, completion)
         # Rewards are float32, whose range is smaller than that of Python's numbers.
-        if not isinstance(value, numbers.Real) or not abs(value) <= _LARGEST:
+        largest = float(np.finfo(np.float32).max)
+        if not isinstance(value, numbers.Real) or not abs(value) <= largest:
             raise UserError(
                 f"config.task.name={self.config.task.name}: reward_of({prompt!r}, {completion!r}) "
                 f"is {value!r}; must be a finite number"
