@@ -1,16 +1,30 @@
 """Conversion of ViT classifiers from and to Hugging Face checkpoints."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conversion.checkpoints import CLOSE, copied, random_run, read_json, refused, weights
-from tests.fixtures.make_huggingface_vit import FOLDER, LABELS, MEAN
+from tests.fixtures.make_huggingface_vit import (
+    FOLDER,
+    LABELS,
+    MEAN,
+    PROCESSORS,
+    STD,
+    photo,
+    processed,
+)
 from tests.jitted import jitted
 from tests.tasks.images import build, picture
 from transformer_jax import convert
 from transformer_jax.config import UserError
+from transformer_jax.families.vit import ARCHITECTURES
+from transformer_jax.layers import patches
 from transformer_jax.runs.open import open_run
+from transformer_jax.runs.spec import make_task
 
 NAME = FOLDER.name
 
@@ -43,6 +57,98 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
         read_json(folder / "preprocessor_config.json") for folder in (FOLDER, tmp_path / "back")
     )
     assert {key: before[key] for key in after} == after
+
+
+def with_processor(folder, content, name="preprocessor_config.json"):
+    """Copies the checkpoint, with another image processor."""
+    copied(NAME, folder)
+    (folder / "preprocessor_config.json").unlink()
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def task_of(folder):
+    """Returns the task of the run that the conversion of a checkpoint would make."""
+    [family] = ARCHITECTURES
+    return make_task(family.read_config(read_json(folder / "config.json"), folder))
+
+
+def pixels_of(task):
+    """Returns the photo as the model multiplies it with its first weights, float32 (12, 12, 3)."""
+    pixels = task.view.pixels(Image.fromarray(photo()), None)[None]
+    return np.asarray(jitted(patches.normalised)(pixels, task.model.mean, task.model.std))[0]
+
+
+# Values from 0 to 255 are less exact than those around 0.
+AS_PROCESSED = dict(rtol=1e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_images_are_prepared_as_by_the_image_processor(case, tmp_path):
+    """The oracle is transformers' processor, run by tests/fixtures/make_huggingface_vit.py."""
+    expected = np.load(FOLDER / "processors.npz")[case]
+    task = task_of(with_processor(tmp_path / "hf", PROCESSORS[case]))
+    np.testing.assert_allclose(pixels_of(task), expected, **AS_PROCESSED)
+
+    # The file that is written for transformers says the same.
+    [family] = ARCHITECTURES
+    [written] = family.tokenizer_files(task).values()
+    again = task_of(with_processor(tmp_path / "back", json.loads(written)))
+    np.testing.assert_allclose(pixels_of(again), expected, **AS_PROCESSED)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_transformers_prepares_images_as_the_written_processor_says(case, tmp_path):
+    pytest.importorskip("transformers")
+    [family] = ARCHITECTURES
+    task = task_of(with_processor(tmp_path / "hf", PROCESSORS[case]))
+    [written] = family.tokenizer_files(task).values()
+    np.testing.assert_allclose(processed(json.loads(written)), pixels_of(task), **AS_PROCESSED)
+
+
+def test_a_run_of_its_own_is_read_by_transformers_with_the_same_crop(tmp_path):
+    config = build(tmp_path, labels=("0", "1"), model=dict(image_size=12, channels=3), resize=14)
+    convert.to_hf(random_run(config, tmp_path / "run"), tmp_path / "hf")
+    written = read_json(tmp_path / "hf" / "preprocessor_config.json")
+    assert written["size"] == {"shortest_edge": 14}
+    assert written["crop_size"] == {"height": 12, "width": 12} and written["do_center_crop"]
+
+
+def test_the_processor_that_transformers_5_writes_is_read(tmp_path):
+    nested = {"image_processor": PROCESSORS["not normalized"], "processor_class": "AnyProcessor"}
+    folder = with_processor(tmp_path / "hf", nested, "processor_config.json")
+    # An older file beside it does not count.
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS["as it is"]))
+    convert.from_hf(folder, tmp_path / "run")
+    task, _ = open_run(tmp_path / "run")
+    assert task.model.mean == (0,) * 3 and task.model.std == (1,) * 3
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"image_processor_type": "ConvNextImageProcessor"}, "='ConvNextImageProcessor': must be"),
+        ({"size": {"height": 12, "width": 24}}, "size={'height': 12, 'width': 24}: must be a sq"),
+        ({"size": {"longest_edge": 12}}, "size={'longest_edge': 12}: must be a square"),
+        ({"resample": 7}, "resample=7: must be"),
+        ({"rescale_factor": 0}, "rescale_factor=0: must be a number above 0"),
+        ({"image_mean": ["a"]}, r"image_mean=\['a'\]: must be a number for each channel"),
+        ({"image_std": [0, 0, 0]}, "config.model.std=.* above 0"),
+        ({"do_pad": True}, "do_pad=True: must be false"),
+    ],
+)
+def test_processors_without_an_equivalent_are_refused(change, message, tmp_path):
+    content = PROCESSORS["as it is"] | change
+    refused(with_processor(tmp_path / "hf", content), tmp_path, message)
+
+
+def test_a_processor_for_another_size_is_named(tmp_path, capsys):
+    content = dict(size={"height": 24, "width": 24}, image_mean=MEAN, image_std=STD)
+    convert.from_hf(with_processor(tmp_path / "hf", content), tmp_path / "run")
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "24 pixels" in line]
+    assert "image_size=12" in line
+    assert open_run(tmp_path / "run")[0].resize is None
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ FORMATS = {
     "WEBP": (".webp",),
     "BMP": (".bmp",),
     "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
 }
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 MOST_PIXELS = 89_478_485  # Pillow warns of a decompression bomb if an image has more
@@ -74,23 +75,26 @@ def opened(content: bytes, where: str, max_pixels: int) -> "Image":
 
 
 def loaded(image: "Image", where: str) -> "Image":
-    """Decodes the image. Raises UserError if the file is damaged."""
+    """Decodes the image. Raises UserError if the file is damaged, or has values such as NaN."""
     try:
         image.load()
     except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
+    if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
+        raise UserError(f"{where}: the image is damaged (it has values that are not finite)")
     return image
 
 
 def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
-    """Returns (height, width) of an image file. Raises UserError if it can't be decoded.
+    """Returns (height, width) of an upright image file. Raises UserError if it can't be decoded.
 
     A JPEG is decoded at an eighth of its size, which is faster and detects damage as well.
     """
     image = opened(content, where, max_pixels)
-    width, height = image.size
+    size = image.size
     image.draft(None, (1, 1))
     loaded(image, where)
+    width, height = size[::-1] if _is_on_its_side(image) else size
     return height, width
 
 
@@ -120,6 +124,85 @@ def pixels_of(image: "Image") -> np.ndarray:
     """Returns the pixels of an image of mode L or RGB, uint8 (H, W, 1) or (H, W, 3)."""
     pixels = np.array(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+# --------------------------------------------------------------------------------------------------
+# What the file says about its pixels: which way is up, and which values are black and white.
+
+# EXIF's orientations, and the method of Pillow's `transpose` that turns such an image upright, as
+# in `PIL.ImageOps.exif_transpose`. That function is not called itself, because it also writes the
+# EXIF data anew, which fails for some cameras.
+_ORIENTATION = 0x0112
+_TO_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_ON_SIDE = (5, 6, 7, 8)  # these exchange width and height
+
+# The bits that values in a file of 16 or more bits may have. Cameras and scanners of 12 bits often
+# store their values unscaled, and so do programs that write 8 bits in a larger type.
+_BITS = (8, 12, 16)
+
+
+def _orientation(image: "Image") -> int:
+    """Returns the orientation in an image's EXIF data, 1 if it is upright or has none."""
+    # Pillow turns a TIFF when it decodes it, and its size is the upright one from the beginning.
+    if image.format == "TIFF":
+        return 1
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged EXIF data of an image that is whole: each reader ignores them
+        return 1
+
+
+def _is_on_its_side(image: "Image") -> bool:
+    return _orientation(image) in _ON_SIDE
+
+
+def upright_size(image: "Image") -> tuple[int, int]:
+    """Returns (width, height) of an image once it is `upright`."""
+    return image.size[::-1] if _is_on_its_side(image) else image.size
+
+
+def upright(image: "Image") -> "Image":
+    """Returns an image as its EXIF orientation says that it is looked at."""
+    method = _TO_UPRIGHT.get(_orientation(image))
+    return image.transpose(getattr(pillow().Transpose, method)) if method else image
+
+
+def converted(image: "Image", mode: str) -> "Image":
+    """Returns an image in the `mode` L or RGB, with values from 0 to 255.
+
+    Pillow converts palettes, single bits, CMYK and other color spaces, and ignores transparency. It
+    would clip an image of one channel of more than 8 bits at 255, so that almost all of it would
+    be white. Such an image is scaled by its own range, the smallest of 8, 12 and 16 bits that holds
+    all of its values, and for numbers that are not whole also 0 to 1. Whole numbers keep their
+    highest 8 bits, as Pillow keeps those of a color image of 16 bits. Where values are negative or
+    larger, the smallest becomes 0 and the largest 255.
+    """
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = pillow().fromarray(_in_bytes(np.asarray(image)))
+    if image.mode == "LAB":  # Pillow converts it to RGB only
+        image = image.convert("RGB")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _in_bytes(values: np.ndarray) -> np.ndarray:
+    """Returns values, integers or float32 (H, W), scaled to uint8 as `converted` says."""
+    least, most = float(values.min()), float(values.max())
+    is_whole = values.dtype.kind != "f"
+    ranges = [2**bits - 1 for bits in _BITS] if is_whole else [1, *(2**bits - 1 for bits in _BITS)]
+    top = next((top for top in ranges if 0 <= least and most <= top), None)
+    if top is None:
+        values, top = values - least, most - least or 1.0
+    elif is_whole:
+        return (values >> (top.bit_length() - 8)).astype(np.uint8)
+    return np.rint(values * (255 / top)).astype(np.uint8)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -194,25 +277,34 @@ def random_box(
     return centre_box(size)
 
 
-def resized(image: "Image", box: Box, side: int, mode: str) -> "Image":
+# How an evaluated image is resized, see `View`.
+Fit = Literal["center", "stretch", "shorter", "none"]
+Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+
+
+def resized(
+    image: "Image", box: Box, side: int, mode: str, resample: Resample = "bilinear"
+) -> "Image":
     """Resizes the box of an image to a square of `side` pixels, in the `mode` L or RGB.
 
-    The interpolation is bilinear, with antialiasing. A JPEG that has not been decoded yet is
-    decoded at the smallest of the sizes that its format offers which is large enough.
+    The box is one of the `upright` image. The interpolation `resample`, has
+    antialiasing. A JPEG that has not been decoded yet is decoded at the smallest of the sizes that
+    its format offers which is large enough, and a much larger image is first reduced by whole
+    pixels. Both are faster than Pillow's plain `resize`, whose pixels differ a little.
     """
-    full = image.size
+    full = upright_size(image)
     # `draft` has an effect only before a JPEG is decoded. It saves much of the time that decoding a
     # large JPEG would take.
     smaller = max(side / max(box[2] - box[0], 1e-6), side / max(box[3] - box[1], 1e-6))
     if smaller < 1:
-        image.draft(None, tuple(math.ceil(length * smaller) for length in full))
-        scale = [new / old for new, old in zip(image.size, full)]
+        image.draft(None, tuple(math.ceil(length * smaller) for length in image.size))
+        scale = [new / old for new, old in zip(upright_size(image), full)]
         box = tuple(edge * scale[number % 2] for number, edge in enumerate(box))
-    image = image if image.mode == mode else image.convert(mode)
+    image = converted(upright(image), mode)
     if image.size == (side, side) and box == (0, 0, side, side):
         return image
-    bilinear = pillow().Resampling.BILINEAR
-    return image.resize((side, side), bilinear, box=box, reducing_gap=2.0)
+    filter = getattr(pillow().Resampling, resample.upper())
+    return image.resize((side, side), filter, box=box, reducing_gap=2.0)
 
 
 def flipped(image: "Image", generator: np.random.Generator) -> "Image":
@@ -350,14 +442,25 @@ _OPERATIONS = (
 class View:
     """How an image becomes the square of pixels that a model reads.
 
-    Without `augments`, the image is resized to `resize` pixels on its shorter side, and the central
-    square of it is taken.
+    Without `augments`, it is the central square of the resized image. `fit` says how an image is
+    resized:
+
+    center: its shorter side to `resize` pixels, and its center is read, by one interpolation of a
+      box whose edges may lie between pixels, so that nothing is distorted.
+    stretch: both of its sides to `resize` pixels.
+    shorter: its shorter side to `resize` pixels, and the longer one in proportion, rounded down.
+    none: not at all.
+
+    The last three are those of transformers' image processors: the center is cut out in whole
+    pixels, and an image that is smaller than the square is padded with zeros.
     """
 
     side: int  # pixels on each side
     channels: int  # 1: grayscale; 3: RGB
     max_pixels: int
     resize: int
+    fit: Fit = "center"
+    resample: Resample = "bilinear"  # the interpolation
     augments: bool = False
     random_crop: tuple[float, float] | None = None  # smallest and largest share of the area
     flip: bool = False
@@ -375,20 +478,37 @@ class View:
         """
         mode = "L" if self.channels == 1 else "RGB"
         if not self.augments:
-            # Resizing and the central crop are one interpolation of a smaller box.
-            box = centre_box(image.size, self.side / self.resize)
-            return pixels_of(resized(image, box, self.side, mode))
-        if self.random_crop:
-            box = random_box(image.size, self.random_crop, random)
-        else:
-            box = centre_box(image.size)
-        image = resized(image, box, self.side, mode)
+            return pixels_of(self._fitted(converted(upright(image), mode)))
+        size = upright_size(image)
+        box = random_box(size, self.random_crop, random) if self.random_crop else centre_box(size)
+        image = resized(image, box, self.side, mode, self.resample)
         if self.flip:
             image = flipped(image, random)
         if self.rand_augment:
             image = rand_augmented(image, *self.rand_augment, random)
         pixels = pixels_of(image)
         return shifted(pixels, self.shift, random) if self.shift else pixels
+
+    def _fitted(self, image: "Image") -> "Image":
+        """Returns the central square of a resized image, by Pillow's plain `resize`."""
+        side, resize = self.side, self.resize
+        filter = getattr(pillow().Resampling, self.resample.upper())
+        if self.fit == "center":
+            box = centre_box(image.size, side / resize)
+            return image.resize((side, side), filter, box=box)
+        if self.fit == "stretch":
+            image = image.resize((resize, resize), filter)
+        elif self.fit == "shorter":
+            width, height = (resize * length // min(image.size) for length in image.size)
+            # A long and narrow image of few pixels would take much memory.
+            if width * height > self.max_pixels:
+                raise UserError(
+                    f"an image of {image.size[0]} x {image.size[1]} pixels would be resized to "
+                    f"{width} x {height}, more than config.source.max_pixels={self.max_pixels}"
+                )
+            image = image.resize((width, height), filter)
+        left, upper = ((length - side) // 2 for length in image.size)
+        return image.crop((left, upper, left + side, upper + side))
 
 
 class ImageRows:

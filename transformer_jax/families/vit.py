@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -13,8 +13,9 @@ from jaxtyping import Array, ArrayLike, Float, Int, Num
 
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Inputs, SignalEncoder, takes_inputs
+from transformer_jax.data.images import Resample
 from transformer_jax.distributed import sharding
-from transformer_jax.huggingface import family, tensors
+from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
 from transformer_jax.layers import parameters, patches
 from transformer_jax.layers.attention import Attention, check_heads
@@ -203,9 +204,6 @@ class ViT(SignalEncoder):
 # ----------------------------------------------------------------------------------- Hugging Face
 #
 # ViT with a classification head, from and to Hugging Face.
-_PREPROCESSOR = "preprocessor_config.json"
-# The code of bilinear interpolation in transformers (PIL's enumeration).
-_BILINEAR = 2
 _KEYS = Keys(
     required={
         "hidden_size": "d_model",
@@ -244,33 +242,167 @@ _TABLE = {
 }
 
 
+# How transformers prepares images. The keys that a processor's file lacks have the defaults of its
+# class, whose name ends in one of _ENDINGS.
+_ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
+_STANDARD = {
+    "do_resize": True,
+    "size": {"height": 224, "width": 224},
+    "resample": 2,
+    "do_center_crop": False,
+    "crop_size": {"height": 224, "width": 224},
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": 0.5,
+    "image_std": 0.5,
+    "do_pad": False,
+}
+_CLIP = _STANDARD | {
+    "size": {"shortest_edge": 224},
+    "resample": 3,
+    "do_center_crop": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_DEFAULTS = {
+    "ViT": _STANDARD,
+    "DeiT": _STANDARD
+    | {"size": {"height": 256, "width": 256}, "resample": 3, "do_center_crop": True},
+    "CLIP": _CLIP,
+    "Bit": _CLIP,
+}
+_RESAMPLES = get_args(Resample)  # in the order of Pillow's numbers, which the files have
+
+
+@dataclasses.dataclass(frozen=True)
+class _Processor:
+    """An image processor of transformers, as keys of our model and task.
+
+    mean and std hold one number for each channel, or one for all of them. They include the
+    processor's factor and are those of pixels between 0 and 1. `side` is the side of the images
+    that the processor makes, None if it depends on the file.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fit: str
+    resize: int | None
+    resample: str
+    side: int | None
+
+    @classmethod
+    def read(cls, content: dict, image_size: int) -> "_Processor":
+        """Reads the file of a processor. Raises UserError for one that has no equivalent here."""
+        name = content.get("image_processor_type") or content.get("feature_extractor_type")
+        kind = "ViT" if name is None else str(name)
+        kind = next((kind.removesuffix(end) for end in _ENDINGS if kind.endswith(end)), kind)
+        if kind not in _DEFAULTS:
+            raise _unreadable(
+                "image_processor_type", name, f"a processor of {', '.join(_DEFAULTS)}"
+            )
+        keys = _DEFAULTS[kind] | {key: x for key, x in content.items() if x is not None}
+        if keys["do_pad"]:
+            raise _unreadable("do_pad", True, "false")
+        resample = keys["resample"]
+        if resample not in range(len(_RESAMPLES)):
+            raise _unreadable("resample", resample, f"a number below {len(_RESAMPLES)}")
+        mean, std = cls._normalization(keys)
+        fit, size = cls._size(keys, kind)
+        side = _side("crop_size", keys["crop_size"]) if keys["do_center_crop"] else size
+        if side not in (image_size, None):
+            size = image_size  # see `Classifier.remarks`
+        resize = None if size == image_size else size
+        return cls(mean, std, fit, resize, _RESAMPLES[resample], side)
+
+    @staticmethod
+    def _normalization(keys: dict) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Returns mean and std for (x / 255 - mean) / std, where x is a pixel from 0 to 255."""
+        factor = keys["rescale_factor"] if keys["do_rescale"] else 1
+        if not _is_number(factor) or factor <= 0:
+            raise _unreadable("rescale_factor", factor, "a number above 0")
+        values = []
+        for key, neutral in (("image_mean", 0.0), ("image_std", 1.0)):
+            value = keys[key] if keys["do_normalize"] else neutral
+            value = value if isinstance(value, list) else [value]
+            if not value or not all(map(_is_number, value)):
+                raise _unreadable(key, keys[key], "a number for each channel")
+            values.append(tuple(x / (255 * factor) for x in value))
+        return tuple(values)
+
+    @staticmethod
+    def _size(keys: dict, kind: str) -> tuple[str, int | None]:
+        """Returns (fit, resize) for `View`."""
+        size = keys["size"]
+        if not keys["do_resize"]:
+            return "none", None
+        if isinstance(size, dict) and {k for k, x in size.items() if x} == {"shortest_edge"}:
+            return "shorter", _side("size", size["shortest_edge"])
+        # A single number, as earlier versions write it, is the shorter side for these classes.
+        fit = "shorter" if isinstance(size, int) and _DEFAULTS[kind] is _CLIP else "stretch"
+        return fit, _side("size", size)
+
+
+def _side(key: str, size) -> int:
+    """Returns the side of a square. Raises UserError for another size."""
+    values = size
+    if isinstance(size, dict):
+        values = [size.get("height"), size.get("width")]
+        if any(x for name, x in size.items() if name not in ("height", "width")):
+            values = None
+    values = values if isinstance(values, list) else [values] * 2
+    if len(values) != 2 or values[0] != values[1] or type(values[0]) is not int or values[0] < 1:
+        raise _unreadable(key, size, "a square, or in size also a shortest_edge")
+    return values[0]
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _unreadable(key: str, value, wanted: str) -> UserError:
+    return UserError(f"{family.PREPROCESSOR}: {key}={value!r}: must be {wanted}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Classifier(family.Family):
     model = "vit"
     ignored = ("vit.pooler.dense.weight", "vit.pooler.dense.bias")  # the head does not read it
 
     def read_config(self, hf_config, folder):
-        path = folder / _PREPROCESSOR
-        preprocessor = tensors.read_json(path) if path.is_file() else {}
-        return super().read_config(hf_config | {"preprocessor": preprocessor}, folder)
+        processor = family.read_processor(folder, "image_processor")
+        return super().read_config(hf_config | {"preprocessor": processor}, folder)
 
     def model_keys(self, hf_config):
         keys = self.keys.read(hf_config)
-        preprocessor = hf_config["preprocessor"]
+        processor = _Processor.read(hf_config["preprocessor"], keys["image_size"])
         for key in ("mean", "std"):
-            values = preprocessor.get(f"image_{key}", (0.5,) * keys["channels"])
-            keys[key] = tuple(float(value) for value in values)
+            values = getattr(processor, key)
+            keys[key] = values * keys["channels"] if len(values) == 1 else values
         return keys
 
     def sections(self, folder):
         return {"source": {"name": "images"}}
 
     def task_keys(self, config, hf_config):
-        return {"labels": family.read_labels(hf_config)}
+        labels = family.read_labels(hf_config)
+        if not hf_config["preprocessor"]:
+            return {"labels": labels}
+        processor = _Processor.read(hf_config["preprocessor"], config.model.image_size)
+        names = ("fit", "resize", "resample")
+        return {"labels": labels} | {name: getattr(processor, name) for name in names}
 
     def remarks(self, hf_config):
         if not hf_config["preprocessor"]:
-            yield f"no {_PREPROCESSOR} beside it: pixels are normalized to (x - 0.5) / 0.5"
+            yield f"no {family.PREPROCESSOR} beside it: pixels are normalized to (x - 0.5) / 0.5"
+            return
+        wanted = hf_config["image_size"]
+        side = _Processor.read(hf_config["preprocessor"], wanted).side
+        if side not in (wanted, None):  # transformers' model refuses such pixels
+            yield (
+                f"{family.PREPROCESSOR} makes images of {side} pixels, which the model can't read: "
+                f"they are resized to image_size={wanted}"
+            )
 
     def check(self, config):
         super().check(config)
@@ -292,20 +424,31 @@ class Classifier(family.Family):
 
     def tokenizer_files(self, task):
         """Returns preprocessor_config.json, which tells transformers how to prepare images."""
-        model = task.model
-        side = model.image_size
+        model, config = task.model, task.config.task
+        side, resize = model.image_size, config.resize or model.image_size
+        square = {"height": side, "width": side}
+        stretches = config.fit == "stretch"
         content = {
             "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
-            "size": {"height": side, "width": side},
-            "resample": _BILINEAR,
+            "do_resize": config.fit != "none",
+            "size": {"height": resize, "width": resize},
+            "resample": _RESAMPLES.index(config.resample),
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,
             "image_mean": list(model.mean * (1 if len(model.mean) > 1 else model.channels)),
             "image_std": list(model.std * (1 if len(model.std) > 1 else model.channels)),
         }
-        return {_PREPROCESSOR: (json.dumps(content, indent=2) + "\n").encode()}
+        if not stretches or resize != side:
+            content |= {"do_center_crop": True, "crop_size": square}
+        if not stretches:
+            # Earlier versions of ViT's own processor neither crop nor know a shorter side.
+            content |= {
+                "image_processor_type": "CLIPImageProcessor",
+                "size": {"shortest_edge": resize},
+                "do_convert_rgb": model.channels == 3,
+            }
+        return {family.PREPROCESSOR: (json.dumps(content, indent=2) + "\n").encode()}
 
 
 ARCHITECTURES = [

@@ -80,6 +80,9 @@ def write_keys(task: ConfigDict) -> dict:
     return label_maps(task.labels) if "labels" in task else {}
 
 
+PREPROCESSOR = "preprocessor_config.json"
+
+
 class FineTuned:
     """Mixin for architectures with a fine-tuned head, combined with the family of their encoder."""
 
@@ -134,6 +137,22 @@ def read_labels(hf_config: dict) -> tuple[str, ...]:
     if duplicates:
         raise UserError(f"id2label: two labels have the name {duplicates[0]!r}")
     return labels
+
+
+def read_processor(folder: pathlib.Path, part: str) -> dict:
+    """Returns how a checkpoint's images or audio are prepared; empty if it has no such file.
+
+    `part` is "image_processor" or "feature_extractor". It is looked for in processor_config.json,
+    as transformers 5 writes it, and then in preprocessor_config.json, which has one part only.
+    """
+    for name in ("processor_config.json", PREPROCESSOR):
+        content = tensors.read_json(folder / name) if (folder / name).is_file() else {}
+        if name == PREPROCESSOR or part in content:
+            break
+    content = content.get(part, content)
+    if not isinstance(content, dict):
+        raise UserError(f"{folder / name}: {part} must be an object")
+    return content
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import NonNegativeInt, UserError, build_model
+from transformer_jax.config import NonNegativeInt, PositiveInt, UserError, build_model
 from transformer_jax.contracts.task import Params
 from transformer_jax.data import rows, store
-from transformer_jax.data.images import FileRows, ImageRows, View
+from transformer_jax.data.images import FileRows, Fit, ImageRows, Resample, View
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.objectives import rollouts
 from transformer_jax.objectives.texts import SourceTask
@@ -39,9 +39,15 @@ class ImageTask(SourceTask):
     # (number of random operations on a training image, their magnitude from 0 to 10), as in
     # RandAugment; (): none
     rand_augment: tuple = ()
-    # shorter side to which an evaluated image is resized before its center is read; None: the
-    # model's image_size
-    resize: int | None = None
+    # side to which an evaluated image is resized before its center is read; None: the model's
+    # image_size
+    resize: PositiveInt | None = None
+    # how an evaluated image is resized to config.task.resize: its shorter side, and its center is
+    # read in the same interpolation (center); both sides (stretch); its shorter side, the longer
+    # one in whole pixels (shorter); not at all (none)
+    fit: Fit = "center"
+    # interpolation of resized images
+    resample: Resample = "bilinear"
 
     coefficients = {"loss": 1.0}
 
@@ -49,7 +55,7 @@ class ImageTask(SourceTask):
         self.model = build_model(self.config)
         self._check_augmentation()
         side = self.model.image_size
-        if self.resize is not None and self.resize < side:
+        if self.fit == "center" and self.resize is not None and self.resize < side:
             raise UserError(
                 f"config.task.resize={self.resize}: must be at least config.model.image_size={side}"
             )
@@ -85,7 +91,14 @@ class ImageTask(SourceTask):
         """How an image is cropped and resized, without augmentation."""
         side = self.model.image_size
         max_pixels = self.source.max_pixels
-        return View(side, self.model.channels, max_pixels, self.resize or side)
+        return View(
+            side,
+            self.model.channels,
+            max_pixels,
+            self.resize or side,
+            fit=self.fit,
+            resample=self.resample,
+        )
 
     def view_of(self, split: str) -> View:
         """Returns the view of a split's images, which includes augmentation for training."""
