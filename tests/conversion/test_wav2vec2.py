@@ -1,15 +1,22 @@
 """Conversion of models of sound from and to Hugging Face checkpoints."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures.make_huggingface import HERE
-from tests.fixtures.make_huggingface_wav2vec2 import ARCHITECTURES, VARIANTS, VOCABULARY
+from tests.fixtures.make_huggingface_wav2vec2 import ARCHITECTURES, VARIANTS, VOCABULARY, clips
 from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.contracts.task import Context
+from transformer_jax.data.speech import waveform
+from transformer_jax.families import wav2vec2
+from transformer_jax.inference.ctc import Decoded
 from transformer_jax.runs.open import open_run
+from transformer_jax.runs.spec import make_task
 
 PRETRAINING, TRANSCRIPTS = ARCHITECTURES
 FOLDERS = [
@@ -141,3 +148,142 @@ def test_names_of_the_first_published_checkpoints(tmp_path):
 )
 def test_configs_without_an_equivalent_are_refused(change, message, tmp_path):
     refused(copied(TRANSCRIPTS, tmp_path / "hf", **change), tmp_path, message)
+
+
+# How utterances are prepared, and how they are transcribed beside others.
+
+
+def with_file(folder, name, content):
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def log_probs(task, params, utterances):
+    """Returns the log-probabilities from which each utterance of a batch is transcribed."""
+    keep = dataclasses.replace(
+        task.transcriber, decoder=lambda frames: [Decoded((), frames)], spell=str
+    )
+    return [best.score for [best] in keep(params, utterances)]
+
+
+@pytest.mark.sample("Wav2Vec2ForCTC-raw")
+@pytest.mark.parametrize("prepared", ["normalized", "raw"])
+@pytest.mark.parametrize("name", [TRANSCRIPTS, f"{TRANSCRIPTS}-large"])
+def test_a_clip_in_a_batch_is_prepared_and_read_as_alone(name, prepared, tmp_path):
+    """The oracle is transformers with its feature extractor, on each clip without padding.
+
+    The first convolution of the base model has a norm over time, whose statistics leave the padding
+    out.
+    """
+    expected = np.load(HERE / name / "clips.npz")
+    extractor = {"do_normalize": prepared == "normalized", "return_attention_mask": False}
+    folder = with_file(copied(name, tmp_path / "hf"), "preprocessor_config.json", extractor)
+    convert.from_hf(folder, tmp_path / "run")
+    task, params = open_run(tmp_path / "run", overrides={"decode.batch": 2})
+    assert task.model.normalize == extractor["do_normalize"]
+    # The same samples as floats, as other programs read them.
+    kinds = [lambda clip: clip, lambda clip: clip.astype(np.int32) << 16, waveform]
+    utterances = [kind(clip) for kind, clip in zip(kinds, clips())]
+    together = log_probs(task, params, [*utterances, np.zeros(0, np.int16)])
+    for number, computed in enumerate(together[:-1]):
+        np.testing.assert_allclose(computed, expected[f"{prepared}.{number}"], **CLOSE)
+    assert together[-1].shape[0] == 0
+
+
+def read_config(folder):
+    [family] = [each for each in wav2vec2.ARCHITECTURES if each.architecture == TRANSCRIPTS]
+    return family, family.read_config(read_json(folder / "config.json"), folder)
+
+
+def test_keys_of_the_feature_extractor(tmp_path):
+    folder = copied(TRANSCRIPTS, tmp_path / "hf")
+    _, config = read_config(folder)
+    assert config.model.normalize  # the default of transformers' class
+    # transformers 5 writes it beside the tokenizer's keys; an older file does not count then.
+    nested = {"feature_extractor": {"do_normalize": False, "sampling_rate": 16_000}}
+    with_file(folder, "processor_config.json", nested | {"processor_class": "Wav2Vec2Processor"})
+    with_file(folder, "preprocessor_config.json", {"do_normalize": True})
+    family, config = read_config(folder)
+    assert not config.model.normalize
+    [content] = [
+        content
+        for name, content in family.tokenizer_files(make_task(config)).items()
+        if name == "preprocessor_config.json"
+    ]
+    assert json.loads(content)["do_normalize"] is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sampling_rate": 8_000},
+        {"feature_size": 80},
+        {"feature_extractor_type": "WhisperFeatureExtractor"},
+    ],
+)
+def test_another_feature_extractor_is_refused(change, tmp_path):
+    folder = with_file(copied(TRANSCRIPTS, tmp_path / "hf"), "preprocessor_config.json", change)
+    [(key, value)] = change.items()
+    refused(folder, tmp_path, f"preprocessor_config.json: {key}={value!r}: only .* is read")
+
+
+def transcript(config, tokens):
+    """Returns the text of a path of tokens, one for each frame, which the blank is between."""
+    spelling = make_task(config).spelling
+    return spelling.decode([spelling.vocabulary.index(token) for token in tokens])
+
+
+@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json", "without outputs"])
+def test_tokens_that_were_added_later(place, tmp_path):
+    """They have the last outputs of the model, or none."""
+    *first, delimiter, e, t, a, quote = VOCABULARY
+    numbers = {token: number for number, token in enumerate([*first, delimiter, e, t])}
+    later = {a: 7, quote: 8}
+    if place == "without outputs":
+        numbers, later = numbers | later, {"<s2>": 9, "<s3>": 10}
+    folder = with_file(copied(TRANSCRIPTS, tmp_path / "hf"), "vocab.json", numbers)
+    if place == "tokenizer_config.json":
+        decoder = {str(number): {"content": token} for token, number in later.items()}
+        with_file(folder, place, {"added_tokens_decoder": decoder})
+    else:
+        with_file(folder, "added_tokens.json", later)
+    _, config = read_config(folder)
+    assert config.task.vocabulary == VOCABULARY
+
+
+@pytest.mark.parametrize("delimiter", [" ", "_", "<space>", {"content": "[w]"}])
+def test_another_word_delimiter(delimiter, tmp_path):
+    """The transcripts are those that transformers' tokenizer decodes, by hand."""
+    token = delimiter["content"] if isinstance(delimiter, dict) else delimiter
+    vocabulary = [token if each == "|" else "|" if each == "'" else each for each in VOCABULARY]
+    numbers = {each: number for number, each in enumerate(vocabulary)}
+    folder = with_file(copied(TRANSCRIPTS, tmp_path / "hf"), "vocab.json", numbers)
+    with_file(folder, "tokenizer_config.json", {"word_delimiter_token": delimiter})
+    family, config = read_config(folder)
+    assert transcript(config, ["E", "T", token, token, "A", "|", "<s>"]) == "ET A|"
+    spelling = make_task(config).spelling
+    assert [vocabulary[number] for number in spelling.encode("et a|")] == [
+        "E",
+        "T",
+        token,
+        "A",
+        "|",
+    ]
+    [content] = [
+        content
+        for name, content in family.tokenizer_files(make_task(config)).items()
+        if name == "tokenizer_config.json"
+    ]
+    assert json.loads(content)["word_delimiter_token"] == token
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("vocab.json", {"eng": {"<pad>": 0}}, "vocabularies by language are not read"),
+        ("vocab.json", {"<pad>": 0, "|": 2}, "must number its tokens 0, 1, 2"),
+        ("tokenizer_config.json", {"word_delimiter_token": "#"}, "='#' is not in vocab.json"),
+    ],
+)
+def test_vocabularies_without_an_equivalent_are_refused(name, content, message, tmp_path):
+    refused(with_file(copied(TRANSCRIPTS, tmp_path / "hf"), name, content), tmp_path, message)

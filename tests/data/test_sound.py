@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 from scipy import signal
+from scipy.io import wavfile
 
 from tests.examples import masked_speech as tones
 from transformer_jax import config as configs
@@ -48,6 +49,111 @@ def test_files_of_any_rate_are_resampled(tmp_path):
         assert frequencies[power.argmax()] == pytest.approx(300, abs=3)
     assert normalised(samples).mean() == pytest.approx(0, abs=1e-4)
     assert normalised(samples).std() == pytest.approx(1, rel=1e-4)
+
+
+WIDE = ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")
+
+
+@pytest.mark.parametrize(
+    "subtype, form, scale",
+    [
+        ("PCM_U8", "WAV", 0.5),
+        ("PCM_16", "WAV", 1),
+        ("PCM_24", "WAV", 1e-4),
+        ("PCM_32", "WAV", 1e-4),
+        ("FLOAT", "WAV", 3),
+        ("FLOAT", "WAVEX", 32_768),
+        ("DOUBLE", "WAV", 1e-6),
+        ("PCM_16", "FLAC", 1),
+        ("PCM_24", "FLAC", 1e-4),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_samples_are_those_of_soundfile(subtype, form, scale, channels, tmp_path):
+    """Neither clipped beyond -1 and 1 nor rounded to 16 bits, in files and in records."""
+    sound = scale * np.random.default_rng(0).uniform(-1, 1, (500, channels))
+    path = str(tmp_path / "x.wav")
+    soundfile.write(path, sound, RATE, subtype=subtype, format=form)
+    expected, _ = soundfile.read(path, dtype="float64", always_2d=True)
+    expected = expected.mean(axis=1)
+    samples = speech.read(path, path)
+    assert samples.dtype == (np.float32 if subtype in WIDE else np.int16)
+    rounding = 0 if channels == 1 or subtype in WIDE else 0.5 / 2**15
+    close = dict(rtol=1e-6, atol=rounding + 1e-7 * scale)
+    np.testing.assert_allclose(speech.waveform(samples), expected, **close)
+    if subtype in WIDE:  # after the model's normalization, too
+        deviation = np.sqrt(expected.var() + 1e-7)
+        standard = (expected - expected.mean()) / deviation
+        np.testing.assert_allclose(normalised(samples), standard, rtol=1e-4, atol=1e-5)
+
+
+def test_floats_in_the_range_of_integers(tmp_path):
+    """scipy.io.wavfile writes an array as it is; all of these are the same sound to a model."""
+    ints = (np.random.default_rng(0).normal(size=4000) * 9000).clip(-32768, 32767).astype(np.int16)
+    arrays = {
+        "int16": ints,
+        "int32": ints.astype(np.int32) << 16,
+        "float": ints.astype(np.float32) / 2**15,
+        "range": ints.astype(np.float32),
+        "double": ints.astype(np.float64),
+    }
+    for name, array in arrays.items():
+        wavfile.write(tmp_path / f"{name}.wav", RATE, array)
+        samples = speech.read(str(tmp_path / f"{name}.wav"), name)
+        scale = 1.0 if name in ("range", "double") else 2.0**15
+        np.testing.assert_array_equal(speech.waveform(samples) * scale, ints)
+        expected = normalised(ints)
+        np.testing.assert_allclose(normalised(samples), expected, rtol=1e-5, atol=2e-6)
+        np.testing.assert_array_equal(speech.prepared(samples, False), speech.waveform(samples))
+
+
+def test_resampling_is_not_clipped(tmp_path):
+    square = np.sign(np.sin(np.arange(4000) / 9))
+    soundfile.write(tmp_path / "x.wav", square, 24_000, subtype="PCM_16")
+    stored, _ = soundfile.read(tmp_path / "x.wav", dtype="float32")
+    expected = signal.resample_poly(stored, 2, 3)
+    samples = speech.read(str(tmp_path / "x.wav"), "")
+    assert np.abs(expected).max() > 1.05
+    np.testing.assert_allclose(speech.waveform(samples), expected, atol=1e-6)
+
+
+def test_records_of_both_widths_and_of_earlier_versions(tmp_path):
+    floats = np.array([0.1, -7.5, 3e-9], np.float32)
+    soundfile.write(tmp_path / "a.wav", floats, RATE, subtype="FLOAT")
+    soundfile.write(tmp_path / "b.wav", np.array([0.5, -0.25]), RATE, subtype="PCM_16")
+    (tmp_path / "manifest.tsv").write_text("a.wav\té\nb.wav\tß x\n")
+    records = of_files(tmp_path).records("train")
+    first, second = Utterances(records).read([0, 1])
+    np.testing.assert_array_equal(first.samples, floats)
+    np.testing.assert_array_equal(second.samples, np.array([2**14, -(2**13)], np.int16))
+    assert (first.text, second.text) == ("é", "ß x")
+
+    class Earlier:
+        """Records that have no width, because all of their samples had 16 bits."""
+
+        names = ("characters", "samples")
+        array = records.array
+
+        def read(self, numbers):
+            return list(records.read(numbers))
+
+    [utterance] = Utterances(Earlier()).read([1])
+    np.testing.assert_array_equal(utterance.samples, second.samples)
+
+
+def test_records_of_an_earlier_version_are_not_read(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "a.wav", np.array([0.1, 7.5]), RATE, subtype="FLOAT")
+    (tmp_path / "manifest.tsv").write_text("a.wav\n")
+
+    def clipped(*arguments):
+        return speech.quantized(np.array([0.1, 1], np.float32))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(speech, "read", clipped)
+        patch.setattr(Sound, "version", 1)
+        of_files(tmp_path).records("train")
+    [utterance] = Utterances(of_files(tmp_path).records("train")).read([0])
+    np.testing.assert_array_equal(utterance.samples, np.array([0.1, 7.5], np.float32))
 
 
 def test_records_of_a_manifest(tmp_path):

@@ -7,7 +7,7 @@ name of the file, and the fields of the class are the keys of `config.source`.
 import abc
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -24,6 +24,10 @@ class Source(abc.ABC):
 
     Two sources with equal keys must give equal records, because records are cached by these keys.
     """
+
+    # Raised when the same files and keys give other records than before, so that records of an
+    # earlier version in a cache are not read.
+    version: ClassVar[int] = 1
 
     data: ConfigDict  # config.data
 
@@ -55,6 +59,8 @@ class Source(abc.ABC):
             "keys": own_keys,
             "content": fingerprint,
         }
+        if self.version > 1:
+            key["version"] = self.version
         return store.build_records(
             self.data.cache, "records", key, lambda: self.read(split), rebuild=self.data.rebuild
         )

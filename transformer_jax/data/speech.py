@@ -29,22 +29,27 @@ ENGLISH = ("<pad>", "<s>", "</s>", "<unk>", BOUNDARY, *"ETAONIHSRDLUMWCFGYPBVK'X
 
 @dataclasses.dataclass(frozen=True)
 class Spelling:
-    """A character vocabulary. Tokens of several characters are special tokens."""
+    """A character vocabulary, in which the token `delimiter` separates words.
+
+    All other tokens of several characters are special tokens.
+    """
 
     vocabulary: Sequence[str]
     blank: int = 0
+    delimiter: str = BOUNDARY
 
     def check(self) -> None:
         """Raises UserError if the vocabulary has duplicates or lacks the boundary or the blank."""
-        if len(set(self.vocabulary)) < len(self.vocabulary) or BOUNDARY not in self.vocabulary:
+        delimiter = self.delimiter
+        if len(set(self.vocabulary)) < len(self.vocabulary) or delimiter not in self.vocabulary:
             raise UserError(
-                f"config.task.vocabulary: must have different tokens, and {BOUNDARY!r} between "
-                "words"
+                f"config.task.vocabulary: must have different tokens, and {delimiter!r} between "
+                "words, which config.task.word_delimiter names"
             )
         if not 0 <= self.blank < len(self.vocabulary) or self.blank == self.boundary:
             raise UserError(
                 f"config.task.blank={self.blank}: must be the number of a token of "
-                f"config.task.vocabulary other than {BOUNDARY!r}"
+                f"config.task.vocabulary other than {delimiter!r}"
             )
 
     @functools.cached_property
@@ -54,7 +59,7 @@ class Spelling:
     @property
     def boundary(self) -> int:
         """The id of the boundary between words."""
-        return self._numbers[BOUNDARY]
+        return self._numbers[self.delimiter]
 
     @property
     def unknown(self) -> str | None:
@@ -81,8 +86,8 @@ class Spelling:
         """
         unknown = self._numbers.get(self.unknown)
         numbers = [
-            self._numbers.get(character, unknown)
-            for character in self.words(text).replace(" ", BOUNDARY)
+            self.boundary if character == " " else self._numbers.get(character, unknown)
+            for character in self.words(text)
         ]
         if None in numbers:
             raise UserError(
@@ -93,33 +98,41 @@ class Spelling:
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Returns the text for ids. Special tokens are omitted."""
-        tokens = [self.vocabulary[number] for number in numbers]
+        tokens = [" " if number == self.boundary else self.vocabulary[number] for number in numbers]
         text = "".join(token for token in tokens if len(token) == 1)
-        return " ".join(text.replace(BOUNDARY, " ").split())
+        return " ".join(text.split())
 
 
 # --------------------------------------------------------------------------------------------------
-# Utterances as byte records: 16-bit samples at 16 kHz, followed by the transcript in UTF-8.
+# Utterances as byte records: samples at 16 kHz, followed by the transcript in UTF-8.
 
 RATE = 16_000  # samples per second
 _FULL = 2**15  # full scale of 16-bit samples
+_WIDTH = "sample_width"  # a number of a record: bytes of a sample; records of earlier versions: 2
 # Added to the variance of samples in [-1, 1], as in transformers, so that silence is not divided by
 # zero.
 _LEAST_VARIANCE = 1e-7
 
 
 class Utterance(NamedTuple):
-    """Samples (S,) int16, and their transcript, which is "" if there is none."""
+    """Samples (S,), and their transcript, which is "" if there is none.
 
-    samples: Int16[np.ndarray, " S"]
+    The samples are int16, or float32 whose full scale is from -1 to 1, see `waveform`.
+    """
+
+    samples: Shaped[np.ndarray, " S"]
     text: str = ""
+
+
+_DTYPES = {2: "<i2", 4: "<f4"}  # of a stored sample, by its bytes
 
 
 def record(utterance: Utterance) -> Record:
     """Returns a record of an utterance, with the numbers of its samples and characters."""
-    content = utterance.samples.astype("<i2").tobytes() + utterance.text.encode()
+    width = 2 if utterance.samples.dtype == np.int16 else 4
+    content = utterance.samples.astype(_DTYPES[width]).tobytes() + utterance.text.encode()
     numbers = {"samples": len(utterance.samples), "characters": len(utterance.text)}
-    return Record(content, numbers)
+    return Record(content, numbers | {_WIDTH: width})
 
 
 class Utterances:
@@ -129,6 +142,8 @@ class Utterances:
         self._records = records
         self.samples: Int64[np.ndarray, " N"] = records.array("samples")
         self.characters: Int64[np.ndarray, " N"] = records.array("characters")
+        has_widths = _WIDTH in records.names
+        self._widths = records.array(_WIDTH) if has_widths else np.full_like(self.samples, 2)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -136,11 +151,14 @@ class Utterances:
     def read(self, numbers: Sequence[int]) -> list[Utterance]:
         """Returns these utterances, which are read in parallel."""
         contents = self._records.read(numbers)
-        sizes = [2 * int(self.samples[number]) for number in numbers]
-        return [
-            Utterance(content[:size].view("<i2"), content[size:].tobytes().decode())
-            for content, size in zip(contents, sizes)
-        ]
+        utterances = []
+        for number, content in zip(numbers, contents):
+            width = int(self._widths[number])
+            size = width * int(self.samples[number])
+            # A copy is aligned, wherever in the store the record begins.
+            samples = np.frombuffer(content[:size].tobytes(), _DTYPES[width])
+            utterances.append(Utterance(samples, content[size:].tobytes().decode()))
+        return utterances
 
 
 def quantized(sound: Float32[np.ndarray, " S"]) -> Int16[np.ndarray, " S"]:
@@ -148,9 +166,24 @@ def quantized(sound: Float32[np.ndarray, " S"]) -> Int16[np.ndarray, " S"]:
     return np.clip(np.rint(sound * _FULL), -_FULL, _FULL - 1).astype(np.int16)
 
 
+def waveform(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
+    """Returns samples in float32. Integers are divided by their full scale, as by soundfile.
+
+    Floating-point samples are returned as they are, those beyond -1 and 1 included.
+    """
+    if np.issubdtype(samples.dtype, np.integer):
+        return (samples / -float(np.iinfo(samples.dtype).min)).astype(np.float32)
+    return samples.astype(np.float32)
+
+
+def prepared(samples: Shaped[np.ndarray, " S"], normalize: bool) -> Float32[np.ndarray, " S"]:
+    """Returns an utterance as a model reads it: `normalised`, or else its `waveform`."""
+    return normalised(samples) if normalize else waveform(samples)
+
+
 def normalised(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
-    """Normalizes an utterance to mean 0 and variance 1, as speech models expect it."""
-    sound = samples.astype(np.float32) / _FULL
+    """Normalizes an utterance to mean 0 and variance 1, as most speech models expect it."""
+    sound = waveform(samples)
     return (sound - sound.mean()) / np.sqrt(sound.var() + _LEAST_VARIANCE)
 
 
@@ -164,6 +197,8 @@ def normalised(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
 MOST_SAMPLES = 5_760_000
 FORMATS = ("WAV", "FLAC")
 _UNKNOWN_SIZE = 2**32 - 1
+# Encodings whose samples 16 bits can't hold.
+_WIDE = ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")
 _RATES = range(1_000, 400_000)  # samples per second
 
 
@@ -171,8 +206,12 @@ class DamagedSound(UserError):
     """An audio file is empty, is too long, or can't be decoded."""
 
 
-def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.ndarray, " S"]:
+def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Shaped[np.ndarray, " S"]:
     """Returns the samples of a file at 16 kHz, averaged over its channels.
+
+    They are int16 if the file has at most 16 bits, and float32 otherwise: a file of 24 or 32 bits,
+    or of floating-point numbers, whose values may be beyond -1 and 1 and are neither clipped nor
+    rounded. `waveform` has both in the same unit.
 
     Error messages start with `where`. `most_samples` limits the number of samples, counted over all
     channels and before resampling. Raises DamagedSound if the file is missing, empty, damaged,
@@ -194,13 +233,15 @@ def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.nd
                 _check(opened, where, most_samples)
                 sound = opened.read(opened.frames, dtype="float32", always_2d=True)
                 complete &= len(sound) == opened.frames
-                rate = opened.samplerate
+                rate, is_wide = opened.samplerate, opened.subtype in _WIDE
     except (soundfile.SoundFileError, OSError, RuntimeError) as error:
         line = " ".join(str(error).split())
         raise DamagedSound(f"{where}: can't be decoded ({line})") from None
     if not complete or not np.isfinite(sound).all():
         raise DamagedSound(f"{where}: damaged: it ends early, or its samples are not finite")
-    return quantized(_resampled(sound.mean(axis=1), rate))
+    sound = _resampled(sound.mean(axis=1), rate)
+    # The filter may go beyond the full scale, where 16 bits would clip it.
+    return sound if is_wide or np.abs(sound).max() > 1 else quantized(sound)
 
 
 def _is_whole(start: bytes, size: int) -> bool:
@@ -273,7 +314,8 @@ class MaskedRows:
     A crop has `samples` samples, unless the utterance is shorter. `windows` are the (width, stride)
     of the convolutions that produce the frames. The arrays of a row are sound (S,) float32, length
     () in samples, masked (L,), places (P,), which are the positions of the masked frames, weights
-    (P,), and distractors (P, K), which are indices into places.
+    (P,), and distractors (P, K), which are indices into places. With `normalize`, each utterance is
+    `normalised`.
     """
 
     def __init__(
@@ -285,11 +327,13 @@ class MaskedRows:
         windows: Sequence[tuple[int, int]],
         masking: Masking,
         num_distractors: int,
+        normalize: bool = True,
     ):
         self._utterances = Utterances(records)
         self._key = philox_key((seed, 0, 0))
         self._samples, self._windows = samples, windows
         self._masking, self._num_distractors = masking, num_distractors
+        self._normalize = normalize
 
     def __len__(self) -> int:
         return len(self._utterances)
@@ -300,7 +344,7 @@ class MaskedRows:
 
     def _row(self, samples: np.ndarray, number: int, epoch: int) -> Row:
         rng = generator(self._key, number, epoch)
-        sound = normalised(samples)
+        sound = prepared(samples, self._normalize)
         first = int(rng.integers(0, max(len(sound) - self._samples, 0) + 1))
         sound = sound[first : first + self._samples]
         frames = num_windows(self._samples, self._windows)
@@ -325,7 +369,7 @@ class TranscribedRows:
     Utterances without a transcript, and those longer than `samples` or `characters`, are skipped.
     The arrays of a row are sound (S,) float32, length () in samples, labels (N,), num_labels (),
     masked (L,) and feature_mask (M,). If an utterance has too few frames for CTC to align its
-    transcript, the row has no labels.
+    transcript, the row has no labels. With `normalize`, each utterance is `normalised`.
 
     Raises UserError if no utterance is left.
     """
@@ -342,12 +386,14 @@ class TranscribedRows:
         masking: Masking,
         channels: int,
         silence: Masking,
+        normalize: bool = True,
     ):
         self._utterances = Utterances(records)
         self._spelling = spelling
         self._key = philox_key((seed, 0, 0))
         self._samples, self._characters, self._windows = samples, characters, windows
         self._masking, self._channels, self._silence = masking, channels, silence
+        self._normalize = normalize
         is_short = self._utterances.samples <= samples
         is_short &= self._utterances.characters <= characters
         has_text = self._utterances.characters > 0
@@ -380,7 +426,7 @@ class TranscribedRows:
         if needed > frames or len(labels) > self._characters:
             labels = labels[:0]
         return {
-            **_sound(normalised(utterance.samples), self._samples),
+            **_sound(prepared(utterance.samples, self._normalize), self._samples),
             "labels": padded(labels, self._characters),
             "num_labels": np.int32(len(labels)),
             "masked": padded(

@@ -563,6 +563,11 @@ class Records:
         first = self._store.values.starts[part]
         return first + start, first + stop
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the numbers of a record."""
+        return tuple(self._store.parts[0]["numbers"])
+
     def array(self, name: str) -> np.ndarray:
         """Returns the integer `name` of each record, int64 (N,)."""
         return self._store.array(f"number.{name}")

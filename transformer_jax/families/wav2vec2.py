@@ -5,6 +5,7 @@ Baevski et al. 2020.
 
 import dataclasses
 import json
+import pathlib
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -61,10 +62,11 @@ class Predictions(NamedTuple):
 class Wav2Vec2(SignalEncoder):
     """Audio (B, S) float32 sampled at 16 kHz -> hidden states (B, L, M) of frames of 20 ms.
 
-    Each row is normalized to mean 0 and variance 1 and padded with zeros. `lengths` (B,) are the
-    numbers of samples without padding. No hidden state depends on a frame that reaches into the
-    padding. An exception is convolution_norm="group", whose norm includes all samples, as in the
-    published code, so that the length of the padding changes all hidden states.
+    Each row is padded with zeros and, if `normalize` says so, normalized to mean 0 and variance 1
+    before. `lengths` (B,) are the numbers of samples without padding. No hidden state depends on a
+    frame that reaches into the padding. An exception is convolution_norm="group", whose norm
+    includes all samples, as in the published code, so that the length of the padding changes all
+    hidden states, unless `ignore_padding` is true.
     """
 
     modality = "sound"
@@ -79,6 +81,8 @@ class Wav2Vec2(SignalEncoder):
     convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # kernel width of each convolution
     convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # stride of each convolution
     convolution_bias: bool = False  # whether the convolutions over the samples have biases
+    # whether the model reads utterances of mean 0 and variance 1, or samples as they are
+    normalize: bool = True
     # group: normalizes each channel over time after the first convolution; layer: layer norms after
     # all of them
     convolution_norm: Literal["group", "layer"] = "group"
@@ -192,12 +196,20 @@ class Wav2Vec2(SignalEncoder):
         """Returns the number of frames for a number of samples, which may be an array."""
         return num_windows(samples, self.windows)
 
-    def features(self, sound: Float[ArrayLike, "B S"]) -> Float[Array, "B L C"]:
-        """Returns the outputs of the convolutions (Baevski et al. 2020, section 2)."""
+    def features(
+        self, sound: Float[ArrayLike, "B S"], lengths: Int[ArrayLike, " B"] | None = None
+    ) -> Float[Array, "B L C"]:
+        """Returns the outputs of the convolutions (Baevski et al. 2020, section 2).
+
+        With `lengths`, the samples of each row, the norm over time does not see the padding.
+        """
         x = jnp.asarray(sound)[..., None]
         for number, convolution in enumerate(self.convolution):
             x = convolution(x)
-            if number < len(self.convolution_norms):
+            if lengths is not None and self.convolution_norm == "group" and number == 0:
+                filled = num_windows(jnp.asarray(lengths), self.windows[:1])
+                x = self.convolution_norms[0](x, filled)
+            elif number < len(self.convolution_norms):
                 x = self.convolution_norms[number](x)
             x = jax.nn.gelu(x, approximate=False)
         # The value is x, but the gradient is scaled, as in the published training, in which the
@@ -210,13 +222,17 @@ class Wav2Vec2(SignalEncoder):
         return self.hidden(inputs, train=train)
 
     @takes_inputs
-    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+    def hidden(
+        self, inputs: Inputs, *, train: bool = False, ignore_padding: bool = False
+    ) -> Float[Array, "B L M"]:
         """Returns the hidden states of the last layer.
 
         A learned vector replaces each masked frame. Masked channels of the frames are set to 0
-        (SpecAugment, Park et al. 2019).
+        (SpecAugment, Park et al. 2019). With `ignore_padding`, the states of an utterance are those
+        that it has alone, also with convolution_norm="group".
         """
-        normed = self.feature_norm(self.features(inputs.sound))
+        lengths = inputs.lengths if ignore_padding else None
+        normed = self.feature_norm(self.features(inputs.sound, lengths))
         return self._states(normed, inputs, train=train)
 
     @takes_inputs
@@ -376,6 +392,15 @@ _QUANTIZER = {
 }
 
 
+# Keys of the feature extractor that have one value only. Neither `return_attention_mask` nor the
+# padding matters here, because no hidden state of an utterance depends on its padding.
+_EXTRACTOR = {
+    "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+    "feature_size": 1,
+    "sampling_rate": RATE,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Speech(family.Family):
     """The encoder. Its convolutions are not a stack, because the first one has another shape."""
@@ -385,9 +410,20 @@ class _Speech(family.Family):
     def sections(self, folder):
         return {"source": {"name": "sound"}}
 
+    def read_config(self, hf_config, folder):
+        extractor = family.read_processor(folder, "feature_extractor")
+        return super().read_config(hf_config | {"extractor": extractor}, folder)
+
     def model_keys(self, hf_config):
+        extractor = hf_config["extractor"]
+        for key, value in _EXTRACTOR.items():
+            if extractor.get(key, value) != value:
+                raise UserError(
+                    f"{family.PREPROCESSOR}: {key}={extractor[key]!r}: only {value!r} is read"
+                )
         position = "pre" if hf_config.get("do_stable_layer_norm", False) else "post"
-        return super().model_keys(hf_config) | {"norm_position": position}
+        normalize = bool(extractor.get("do_normalize", True))
+        return super().model_keys(hf_config) | {"norm_position": position, "normalize": normalize}
 
     def table(self, model) -> Table:
         table = dict(self.tensors)
@@ -414,15 +450,13 @@ class _Speech(family.Family):
 
     def tokenizer_files(self, task):
         content = {
-            "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-            "do_normalize": True,
-            "feature_size": 1,
+            **_EXTRACTOR,
+            "do_normalize": task.model.normalize,
             "padding_side": "right",
             "padding_value": 0.0,
             "return_attention_mask": task.model.convolution_norm == "layer",
-            "sampling_rate": RATE,
         }
-        return {"preprocessor_config.json": _json(content)}
+        return {family.PREPROCESSOR: _json(content)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,22 +477,28 @@ class _PreTraining(_Speech):
         }
 
 
+_TOKENIZER = "tokenizer_config.json"
+
+
 @dataclasses.dataclass(frozen=True)
 class _CTC(_Speech):
-    def sections(self, folder):
-        numbers = read_json(folder / "vocab.json")
-        tokens = sorted(numbers, key=numbers.get)
-        if [numbers[token] for token in tokens] != [*range(len(tokens))]:
-            raise UserError(f"{folder / 'vocab.json'}: must number its tokens 0, 1, 2, ...")
-        return {"source": {"name": "sound"}, "task": {"vocabulary": tuple(tokens)}}
+    def read_config(self, hf_config, folder):
+        path = folder / _TOKENIZER
+        options = read_json(path) if path.is_file() else {}
+        tokens = _tokens(folder, options, hf_config.get("vocab_size", 32))
+        delimiter = options.get("word_delimiter_token", BOUNDARY)
+        if isinstance(delimiter, dict):  # a token with its properties
+            delimiter = delimiter.get("content")
+        if delimiter not in tokens:
+            raise UserError(f"{path}: word_delimiter_token={delimiter!r} is not in vocab.json")
+        return super().read_config(
+            hf_config | {"tokens": tokens, "word_delimiter": delimiter}, folder
+        )
 
     def task_keys(self, config, hf_config):
-        if hf_config.get("vocab_size", 32) != len(config.task.vocabulary):
-            raise UserError(
-                f"vocab_size={hf_config.get('vocab_size')}: vocab.json has "
-                f"{len(config.task.vocabulary)} tokens"
-            )
         return {
+            "vocabulary": hf_config["tokens"],
+            "word_delimiter": hf_config["word_delimiter"],
             "blank": hf_config.get("pad_token_id") or 0,
             "head_dropout": hf_config.get("final_dropout", 0.1),
             "masked": hf_config.get("mask_time_prob", 0.05),
@@ -485,11 +525,35 @@ class _CTC(_Speech):
             "unk_token": task.spelling.unknown or blank,
             "bos_token": None,
             "eos_token": None,
-            "word_delimiter_token": BOUNDARY,
+            "word_delimiter_token": task.word_delimiter,
         }
         numbers = {token: number for number, token in enumerate(task.vocabulary)}
-        files = {"vocab.json": _json(numbers), "tokenizer_config.json": _json(options)}
+        files = {"vocab.json": _json(numbers), _TOKENIZER: _json(options)}
         return super().tokenizer_files(task) | files
+
+
+def _tokens(folder: pathlib.Path, options: dict, vocab_size: int) -> tuple[str, ...]:
+    """Returns the tokens of the model's outputs, in the order of their ids.
+
+    vocab.json has most of them. Tokens that were added later are in added_tokens.json or, as
+    transformers 5 writes them, among the `options` in tokenizer_config.json. A model may lack
+    outputs for the latter. Raises UserError unless each of the `vocab_size` outputs has a token.
+    """
+    path = folder / "vocab.json"
+    vocabulary = read_json(path)
+    if not all(isinstance(number, int) for number in vocabulary.values()):
+        raise UserError(f"{path}: must number its tokens; vocabularies by language are not read")
+    added = folder / "added_tokens.json"
+    later = read_json(added) if added.is_file() else {}
+    for number, token in options.get("added_tokens_decoder", {}).items():
+        later[token["content"]] = int(number)
+    tokens = {number: token for token, number in later.items() if number < vocab_size}
+    tokens |= {number: token for token, number in vocabulary.items()}
+    if sorted(tokens) != [*range(len(tokens))]:
+        raise UserError(f"{path}: must number its tokens 0, 1, 2, ...")
+    if len(tokens) != vocab_size:
+        raise UserError(f"vocab_size={vocab_size}: {path.name} has {len(tokens)} tokens")
+    return tuple(tokens[number] for number in range(len(tokens)))
 
 
 def _json(content: dict) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from transformer_jax.config import UserError
-from transformer_jax.data.speech import normalised
+from transformer_jax.data.speech import prepared
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, in_order, rounded_up
@@ -223,6 +223,7 @@ class Transcriber:
       spell: sequence of tokens -> text.
       batch: number of utterances in a batch.
       mesh: config.mesh.
+      normalize: whether each utterance is normalized to mean 0 and variance 1.
     """
 
     logits: Callable[[Any, jax.Array, jax.Array], jax.Array]
@@ -231,9 +232,13 @@ class Transcriber:
     spell: Callable[[tuple[int, ...]], str]
     batch: int
     mesh: Any
+    normalize: bool = True
 
     def __call__(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
-        """Yields the transcripts of each utterance, best first; its samples are (S,) int16."""
+        """Yields the transcripts of each utterance, best first.
+
+        Its samples are (S,) at 16 kHz, integers or floats as `speech.waveform` reads them.
+        """
         placement = Placement.of(params, self.mesh)
         rows = placement.rows(self.batch)
         for chunk in chunks(utterances, _SORTED_BATCHES * rows):
@@ -251,7 +256,7 @@ class Transcriber:
                 for row, number in enumerate(part):
                     lengths[row] = len(chunk[number])
                     if lengths[row]:
-                        audio[row, : lengths[row]] = normalised(chunk[number])
+                        audio[row, : lengths[row]] = prepared(chunk[number], self.normalize)
                 log_probs = hosts.run(self._log_probs, placement, params, audio, lengths)
                 log_probs = jax.device_get(log_probs)
                 for row, number in enumerate(part):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -132,24 +133,35 @@ def _grouped(
 class InstanceNorm(nn.Module):
     """Normalizes each channel over the positions of its sequence: (B, L, C) -> (B, L, C).
 
-    This is group normalization (Wu & He 2018) with one channel per group. All positions count, so
+    This is group normalization (Wu & He 2018) with one channel per group. The mean and the variance
+    are those of the first `lengths` (B,) positions. Without `lengths`, all positions count, so that
     padding changes the result. The computation is in float32.
     """
 
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B L C"]) -> Float[Array, "B L C"]:
+    def __call__(
+        self, x: Float[Array, "B L C"], lengths: Int[Array, " B"] | None = None
+    ) -> Float[Array, "B L C"]:
         shape = (x.shape[-1],)
         scale = self.param("scale", declared(nn.initializers.ones, ("norm",)), shape)
         bias = self.param("bias", declared(nn.initializers.zeros, ("norm",)), shape)
-        return recomputed(_instance_norm, x)(x, scale, bias, self.epsilon)
+        return recomputed(_instance_norm, x)(x, scale, bias, self.epsilon, lengths)
 
 
-def _instance_norm(x, scale, bias, epsilon):
+def _instance_norm(x, scale, bias, epsilon, lengths):
     y = x.astype(jnp.float32)
-    y = y - y.mean(axis=1, keepdims=True)
-    variance = jnp.square(y).mean(axis=1, keepdims=True)
+    mean = partial(jnp.mean, axis=1, keepdims=True)
+    if lengths is not None:
+        filled = (jnp.arange(x.shape[1]) < lengths[:, None])[..., None]
+        counts = jnp.maximum(lengths, 1)[:, None, None]
+
+        def mean(values):
+            return jnp.where(filled, values, 0).sum(axis=1, keepdims=True) / counts
+
+    y = y - mean(y)
+    variance = mean(jnp.square(y))
     return (y * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
 
 

@@ -32,6 +32,8 @@ class Sound(Source):
     manifest or below it.
     """
 
+    version = 2  # the first one stored 16 bits of each sample, whatever the file had
+
     # samples of a file, over all channels; a longer file is refused before it is decoded
     most_samples: Annotated[int, Range(least=1)] = speech.MOST_SAMPLES
     outside: bool = False  # manifests may name files outside their own folders

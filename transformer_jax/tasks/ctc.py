@@ -14,7 +14,14 @@ from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.sources.text_files import matching_files, text_lines
-from transformer_jax.data.speech import ENGLISH, Masking, Spelling, TranscribedRows, Utterances
+from transformer_jax.data.speech import (
+    BOUNDARY,
+    ENGLISH,
+    Masking,
+    Spelling,
+    TranscribedRows,
+    Utterances,
+)
 from transformer_jax.inference import ctc
 from transformer_jax.inference.ctc import SpellingModel, Transcriber, Transcript
 from transformer_jax.inference.translating import Answering, Answers
@@ -40,9 +47,9 @@ class CTC(Answering, SpeechTask):
     heads = ("head",)
 
     characters: PositiveInt = 512  # most characters of a transcript; longer ones are not trained on
-    # tokens in the order of their ids; "|" separates words, and tokens of several characters are
-    # special tokens
+    # tokens in the order of their ids; tokens of several characters are special tokens
     vocabulary: tuple = ENGLISH
+    word_delimiter: str = BOUNDARY  # the token of the vocabulary that separates words
     blank: int = 0  # id of the blank in the vocabulary
     head_dropout: Share = 0.0  # dropout before the head
     freeze_features: bool = True  # do not train the convolutions over the samples
@@ -67,7 +74,7 @@ class CTC(Answering, SpeechTask):
 
     @cached_property
     def spelling(self) -> Spelling:
-        return Spelling(tuple(self.vocabulary), self.blank)
+        return Spelling(tuple(self.vocabulary), self.blank, self.word_delimiter)
 
     # training
 
@@ -82,6 +89,7 @@ class CTC(Answering, SpeechTask):
             masking=Masking(self.masked, self.span),
             channels=self.model.d_model,
             silence=Masking(self.feature_mask, self.feature_mask_span),
+            normalize=self.model.normalize,
         )
 
     def rows(self):
@@ -145,11 +153,14 @@ class CTC(Answering, SpeechTask):
         }
         return Loss({"ctc": total}, metrics)
 
-    def logits(self, params, sound, lengths, *, rng=None, **hidden_parts) -> jax.Array:
+    def logits(
+        self, params, sound, lengths, *, rng=None, ignore_padding: bool = False, **hidden_parts
+    ) -> jax.Array:
         """Returns the logits of the tokens of each frame (B, L, V) float32.
 
-        `rng` is the dropout key of training; None: no dropout. `hidden_parts` are further fields of
-        `Inputs`.
+        `rng` is the dropout key of training; None: no dropout. With `ignore_padding`, the logits of
+        an utterance are those that it has alone, see `Wav2Vec2.hidden`. `hidden_parts` are further
+        fields of `Inputs`.
         """
         keys = [None, None] if rng is None else jax.random.split(rng)
         head_rngs, encoder_rngs = (None if key is None else {"dropout": key} for key in keys)
@@ -158,6 +169,7 @@ class CTC(Answering, SpeechTask):
             {"params": params},
             Inputs(sound=sound, lengths=lengths, **hidden_parts),
             train=train,
+            ignore_padding=ignore_padding,
             method="hidden",
             rngs=encoder_rngs,
         )
@@ -171,12 +183,14 @@ class CTC(Answering, SpeechTask):
     @cached_property
     def transcriber(self) -> Transcriber:
         return Transcriber(
-            logits=self.logits,
+            # A transcript depends on its own utterance alone, however much padding a batch has.
+            logits=partial(self.logits, ignore_padding=True),
             num_frames=self.model.num_frames,
             decoder=self._decoder,
             spell=self.spelling.decode,
             batch=self.config.decode.batch,
             mesh=self.config.mesh,
+            normalize=self.model.normalize,
         )
 
     @property
@@ -208,7 +222,8 @@ class CTC(Answering, SpeechTask):
     def transcribe(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
         """Yields the transcripts of each utterance, in order, the best transcript first.
 
-        An utterance is samples (S,) int16 at 16 kHz.
+        An utterance is samples (S,) at 16 kHz: integers, which are divided by their full scale, or
+        floats, which are taken as they are.
         """
         return self.transcriber(params, utterances)
 

@@ -67,6 +67,7 @@ class MaskedSpeech(SpeechTask):
             windows=self.model.windows,
             masking=self.masking,
             num_distractors=self.distractors,
+            normalize=self.model.normalize,
         )
 
     def batch_spec(self, row_shape: int):
