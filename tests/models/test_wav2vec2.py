@@ -101,11 +101,31 @@ def test_padding_changes_no_state(norm_position):
     np.testing.assert_allclose(every[-1], original, **CLOSE)
 
 
-def test_a_row_without_sound_is_finite():
+@pytest.mark.parametrize("kept", [260, 13])
+def test_a_norm_over_time_can_leave_padding_out(kept):
+    """The states of a short row equal those that it has alone, down to a single frame."""
+    model, params = build(convolution_norm="group", convolution_kernels=(10, 1, 1))
+    sound = SOUND * (np.arange(400) < np.array([[400], [kept]]))
+
+    def states(sound, **options):
+        options = dict(lengths=np.array([len(row) for row in sound])) | options
+        return np.asarray(model.apply({"params": params}, sound, method="hidden", **options))
+
+    lengths = np.array([400, kept])
+    ignored = states(sound, lengths=lengths, ignore_padding=True)
+    alone = states(SOUND[1:, :kept])
+    np.testing.assert_allclose(ignored[1, : alone.shape[1]], alone[0], **CLOSE)
+    np.testing.assert_allclose(ignored[0], states(SOUND[:1])[0], **CLOSE)
+    # By default, padding counts, as in the published code.
+    padded = states(sound, lengths=lengths)
+    assert np.abs(padded[1, : alone.shape[1]] - alone[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("ignore_padding", [False, True])
+def test_a_row_without_sound_is_finite(ignore_padding):
     model, params = build(convolution_norm="group")
-    states = model.apply(
-        {"params": params}, np.zeros((2, 400)), lengths=np.array([0, 400]), method="hidden"
-    )
+    options = dict(lengths=np.array([0, 400]), ignore_padding=ignore_padding)
+    states = model.apply({"params": params}, np.zeros((2, 400)), method="hidden", **options)
     assert np.isfinite(states).all()
 
 
