@@ -1,7 +1,7 @@
 """Random files of images and audio: pixels and samples are those of Pillow and soundfile.
 
-An image has a random mode, depth, size, orientation and format, and a sound a random rate, encoding,
-number of channels and loudness.
+An image has a random mode, depth, size, orientation and format. A sound has a random rate,
+encoding, number of channels and loudness.
 """
 
 import io

@@ -153,27 +153,28 @@ class CTC(Answering, SpeechTask):
         }
         return Loss({"ctc": total}, metrics)
 
-    def logits(
-        self, params, sound, lengths, *, rng=None, ignore_padding: bool = False, **hidden_parts
-    ) -> jax.Array:
+    def logits(self, params, sound, lengths, *, rng=None, **hidden_parts) -> jax.Array:
         """Returns the logits of the tokens of each frame (B, L, V) float32.
 
-        `rng` is the dropout key of training; None: no dropout. With `ignore_padding`, the logits of
-        an utterance are those that it has alone, see `Wav2Vec2.hidden`. `hidden_parts` are further
-        fields of `Inputs`.
+        `rng` is the dropout key of training; None: no dropout. `hidden_parts` are further fields of
+        `Inputs`.
         """
+        return self._logits(params, Inputs(sound=sound, lengths=lengths, **hidden_parts), rng)
+
+    def _logits(self, params, inputs: Inputs, rng=None, **options) -> jax.Array:
+        """Returns the same; `options` are those of the model's `hidden`."""
         keys = [None, None] if rng is None else jax.random.split(rng)
         head_rngs, encoder_rngs = (None if key is None else {"dropout": key} for key in keys)
         train = rng is not None
         hidden = self.model.apply(
-            {"params": params},
-            Inputs(sound=sound, lengths=lengths, **hidden_parts),
-            train=train,
-            ignore_padding=ignore_padding,
-            method="hidden",
-            rngs=encoder_rngs,
+            {"params": params}, inputs, train=train, method="hidden", rngs=encoder_rngs, **options
         )
         return self._head.apply({"params": params["head"]}, hidden, train=train, rngs=head_rngs)
+
+    def _logits_without_padding(self, params, sound, lengths) -> jax.Array:
+        """Returns the logits that each utterance has alone, however much padding its batch has."""
+        inputs = Inputs(sound=sound, lengths=lengths)
+        return self._logits(params, inputs, ignore_padding=True)
 
     def flops(self, row_shape: int = 0) -> float:
         return 3 * self.model.flops(self.samples, 0)
@@ -183,8 +184,7 @@ class CTC(Answering, SpeechTask):
     @cached_property
     def transcriber(self) -> Transcriber:
         return Transcriber(
-            # A transcript depends on its own utterance alone, however much padding a batch has.
-            logits=partial(self.logits, ignore_padding=True),
+            logits=self._logits_without_padding,
             num_frames=self.model.num_frames,
             decoder=self._decoder,
             spell=self.spelling.decode,
