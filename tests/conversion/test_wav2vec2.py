@@ -289,3 +289,11 @@ def test_another_word_delimiter(delimiter, tmp_path):
 )
 def test_vocabularies_without_an_equivalent_are_refused(name, content, message, tmp_path):
     refused(with_file(copied(TRANSCRIPTS, tmp_path / "hf"), name, content), tmp_path, message)
+
+
+def test_options_of_the_tokenizer_that_are_not_obeyed_are_named(tmp_path, capsys):
+    folder = copied(TRANSCRIPTS, tmp_path / "hf")
+    read_config(with_file(folder, "tokenizer_config.json", {"do_lower_case": False}))
+    assert "not obeyed" not in capsys.readouterr().err
+    read_config(with_file(folder, "tokenizer_config.json", {"do_lower_case": True}))
+    assert "do_lower_case=True is not obeyed" in capsys.readouterr().err

@@ -107,6 +107,21 @@ def test_floats_in_the_range_of_integers(tmp_path):
         np.testing.assert_array_equal(speech.prepared(samples, False), speech.waveform(samples))
 
 
+def test_arrays_of_integers_have_their_full_scale(tmp_path):
+    """As soundfile reads the file that scipy writes of them."""
+    for dtype in (np.uint8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        array = np.array([limits.min, limits.max // 2, limits.max // 2 + 1, limits.max], dtype)
+        wavfile.write(tmp_path / "x.wav", RATE, array)
+        expected, _ = soundfile.read(tmp_path / "x.wav", dtype="float32")
+        np.testing.assert_array_equal(speech.waveform(array), expected)
+        record = speech.record(speech.Utterance(array))
+        stored = np.frombuffer(
+            record.content, {2: np.int16, 4: np.float32}[len(record.content) // 4]
+        )
+        np.testing.assert_array_equal(speech.waveform(stored), expected)
+
+
 def test_resampling_is_not_clipped(tmp_path):
     square = np.sign(np.sin(np.arange(4000) / 9))
     soundfile.write(tmp_path / "x.wav", square, 24_000, subtype="PCM_16")

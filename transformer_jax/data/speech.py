@@ -129,9 +129,10 @@ _DTYPES = {2: "<i2", 4: "<f4"}  # of a stored sample, by its bytes
 
 def record(utterance: Utterance) -> Record:
     """Returns a record of an utterance, with the numbers of its samples and characters."""
-    width = 2 if utterance.samples.dtype == np.int16 else 4
-    content = utterance.samples.astype(_DTYPES[width]).tobytes() + utterance.text.encode()
-    numbers = {"samples": len(utterance.samples), "characters": len(utterance.text)}
+    is_short = utterance.samples.dtype == np.int16
+    samples, width = (utterance.samples, 2) if is_short else (waveform(utterance.samples), 4)
+    content = samples.astype(_DTYPES[width]).tobytes() + utterance.text.encode()
+    numbers = {"samples": len(samples), "characters": len(utterance.text)}
     return Record(content, numbers | {_WIDTH: width})
 
 
@@ -172,7 +173,9 @@ def waveform(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
     Floating-point samples are returned as they are, those beyond -1 and 1 included.
     """
     if np.issubdtype(samples.dtype, np.integer):
-        return (samples / -float(np.iinfo(samples.dtype).min)).astype(np.float32)
+        limits = np.iinfo(samples.dtype)
+        zero = (limits.max + limits.min + 1) / 2  # 128 in unsigned 8 bits
+        return ((samples - zero) / (limits.max + 1 - zero)).astype(np.float32)
     return samples.astype(np.float32)
 
 

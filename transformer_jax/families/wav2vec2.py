@@ -491,9 +491,17 @@ class _CTC(_Speech):
             delimiter = delimiter.get("content")
         if delimiter not in tokens:
             raise UserError(f"{path}: word_delimiter_token={delimiter!r} is not in vocab.json")
-        return super().read_config(
-            hf_config | {"tokens": tokens, "word_delimiter": delimiter}, folder
-        )
+        read = {"tokens": tokens, "word_delimiter": delimiter, "tokenizer": options}
+        return super().read_config(hf_config | read, folder)
+
+    def remarks(self, hf_config):
+        for key, usual in (("do_lower_case", False), ("replace_word_delimiter_char", " ")):
+            value = hf_config["tokenizer"].get(key, usual)
+            if value != usual:
+                yield (
+                    f"{_TOKENIZER}: {key}={value!r} is not obeyed: transcripts have the case of "
+                    "vocab.json, and spaces between words"
+                )
 
     def task_keys(self, config, hf_config):
         return {
