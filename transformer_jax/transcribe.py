@@ -40,23 +40,26 @@ def define_flags() -> None:
 
 def main() -> None:
     from transformer_jax.data.sources.text_files import text_lines
-    from transformer_jax.data.speech import RATE
 
     options = cli.FLAGS
     task, params = cli.open_run("transcribe", "transcribes sound", ALLOWED)
     files = []  # (file, number of samples) of the files read so far
-    sounds = _sounds(options.audio or text_lines("-"), files)
+    rate = task.model.sampling_rate
+    sounds = _sounds(options.audio or text_lines("-"), rate, files)
     for number, (best, *_) in enumerate(task.transcribe(params, sounds)):
         file, samples = files[number]
         if options.json:
             line = {"audio": file, "text": best.text, "score": best.score}
-            print(json.dumps(line | {"seconds": samples / RATE}, ensure_ascii=False), flush=True)
+            print(json.dumps(line | {"seconds": samples / rate}, ensure_ascii=False), flush=True)
         else:
             print(best.text, flush=True)
 
 
-def _sounds(names, files: list[tuple[str, int]]):
-    """Yields the samples of each file; a faulty file that is skipped has no samples."""
+def _sounds(names, rate: int, files: list[tuple[str, int]]):
+    """Yields the samples of each file at `rate` samples a second.
+
+    A faulty file that is skipped has no samples.
+    """
     import numpy as np
 
     from transformer_jax.data import speech
@@ -65,7 +68,7 @@ def _sounds(names, files: list[tuple[str, int]]):
     options = cli.FLAGS
     for name in names:
         try:
-            samples = speech.read(name, name, options.most_samples)
+            samples = speech.read(name, name, options.most_samples, rate)
         except speech.DamagedSound as error:
             if options.faulty == "refuse":
                 raise

@@ -5,14 +5,17 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_wav2vec2 import ARCHITECTURES, VARIANTS, VOCABULARY, clips
 from tests.jitted import jitted
+from transformer_jax import config as configs
 from transformer_jax import convert
+from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
-from transformer_jax.data.speech import waveform
+from transformer_jax.data.speech import Utterances, waveform
 from transformer_jax.families import wav2vec2
 from transformer_jax.inference import ctc
 from transformer_jax.inference.ctc import Decoded
@@ -218,7 +221,6 @@ def test_keys_of_the_feature_extractor(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"sampling_rate": 8_000},
         {"feature_size": 80},
         {"feature_extractor_type": "WhisperFeatureExtractor"},
     ],
@@ -227,6 +229,37 @@ def test_another_feature_extractor_is_refused(change, tmp_path):
     folder = with_file(copied(TRANSCRIPTS, tmp_path / "hf"), "preprocessor_config.json", change)
     [(key, value)] = change.items()
     refused(folder, tmp_path, f"preprocessor_config.json: {key}={value!r}: only .* is read")
+
+
+def test_files_are_resampled_to_the_rate_of_the_model(tmp_path):
+    """The oracle is the clip alone at this rate, as transformers' feature extractor demands it."""
+    folder = copied(TRANSCRIPTS, tmp_path / "hf")
+    with_file(folder, "preprocessor_config.json", {"sampling_rate": 8_000, "do_normalize": False})
+    family, config = read_config(folder)
+    assert config.model.sampling_rate == 8_000
+    for rate in (8_000, 24_000):
+        seconds = np.arange(rate) / rate
+        soundfile.write(tmp_path / f"{rate}.wav", 0.5 * np.sin(600 * seconds), rate)
+    (tmp_path / "manifest.tsv").write_text("8000.wav\tE\n24000.wav\tE\n")
+    config.data.train_files = str(tmp_path / "manifest.tsv")
+    config.data.cache = str(tmp_path / "cache")
+    task = make_task(config)
+    assert task.samples == round(8_000 * task.seconds)
+    same, resampled = Utterances(task.source.records("train")).read([0, 1])
+    stored, _ = soundfile.read(tmp_path / "8000.wav", dtype="float32")
+    np.testing.assert_array_equal(waveform(same.samples), stored)
+    # The filter knows no samples beyond the ends.
+    inside = slice(100, -100)
+    np.testing.assert_allclose(waveform(resampled.samples)[inside], stored[inside], atol=2e-4)
+    [written] = [
+        json.loads(content)
+        for name, content in family.tokenizer_files(task).items()
+        if name == "preprocessor_config.json"
+    ]
+    assert written["sampling_rate"] == 8_000
+    configs.set_key(config, "source.sampling_rate", 16_000)
+    with pytest.raises(UserError, match="config.model.sampling_rate=8000: the audio of .* 16000"):
+        make_task(config)
 
 
 def transcript(config, tokens):

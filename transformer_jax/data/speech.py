@@ -104,9 +104,9 @@ class Spelling:
 
 
 # --------------------------------------------------------------------------------------------------
-# Utterances as byte records: samples at 16 kHz, followed by the transcript in UTF-8.
+# Utterances as byte records: samples, followed by the transcript in UTF-8.
 
-RATE = 16_000  # samples per second
+RATE = 16_000  # samples per second, of most speech models
 _FULL = 2**15  # full scale of 16-bit samples
 _WIDTH = "sample_width"  # a number of a record: bytes of a sample; records of earlier versions: 2
 # Added to the variance of samples in [-1, 1], as in transformers, so that silence is not divided by
@@ -191,7 +191,7 @@ def normalised(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Audio files: WAV and FLAC, read with the library soundfile and resampled to 16 kHz.
+# Audio files: WAV and FLAC, read with the library soundfile and resampled to a model's rate.
 #
 # The size that a header declares is checked before decoding, so that a small compressed file can't
 # fill the memory.
@@ -209,8 +209,10 @@ class DamagedSound(UserError):
     """An audio file is empty, is too long, or can't be decoded."""
 
 
-def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Shaped[np.ndarray, " S"]:
-    """Returns the samples of a file at 16 kHz, averaged over its channels.
+def read(
+    path: str, where: str, most_samples: int = MOST_SAMPLES, rate: int = RATE
+) -> Shaped[np.ndarray, " S"]:
+    """Returns the samples of a file at `rate` samples a second, averaged over its channels.
 
     They are int16 if the file has at most 16 bits, and float32 otherwise: a file of 24 or 32 bits,
     or of floating-point numbers, whose values may be beyond -1 and 1 and are neither clipped nor
@@ -236,13 +238,13 @@ def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Shaped[np.n
                 _check(opened, where, most_samples)
                 sound = opened.read(opened.frames, dtype="float32", always_2d=True)
                 complete &= len(sound) == opened.frames
-                rate, is_wide = opened.samplerate, opened.subtype in _WIDE
+                stored_rate, is_wide = opened.samplerate, opened.subtype in _WIDE
     except (soundfile.SoundFileError, OSError, RuntimeError) as error:
         line = " ".join(str(error).split())
         raise DamagedSound(f"{where}: can't be decoded ({line})") from None
     if not complete or not np.isfinite(sound).all():
         raise DamagedSound(f"{where}: damaged: it ends early, or its samples are not finite")
-    sound = _resampled(sound.mean(axis=1), rate)
+    sound = _resampled(sound.mean(axis=1), stored_rate, rate)
     # The filter may go beyond the full scale, where 16 bits would clip it.
     return sound if is_wide or np.abs(sound).max() > 1 else quantized(sound)
 
@@ -269,12 +271,12 @@ def _check(opened, where: str, most_samples: int) -> None:
         )
 
 
-def _resampled(sound: np.ndarray, rate: int) -> np.ndarray:
-    """Resamples audio to 16 kHz with a linear-phase filter."""
-    common = math.gcd(rate, RATE)
-    if rate == RATE:
+def _resampled(sound: np.ndarray, stored: int, wanted: int) -> np.ndarray:
+    """Resamples audio between two rates with a linear-phase filter."""
+    if stored == wanted:
         return sound
-    return signal.resample_poly(sound, RATE // common, rate // common).astype(np.float32)
+    common = math.gcd(stored, wanted)
+    return signal.resample_poly(sound, wanted // common, stored // common).astype(np.float32)
 
 
 def _library():

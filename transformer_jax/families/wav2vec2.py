@@ -60,7 +60,7 @@ class Predictions(NamedTuple):
 
 
 class Wav2Vec2(SignalEncoder):
-    """Audio (B, S) float32 sampled at 16 kHz -> hidden states (B, L, M) of frames of 20 ms.
+    """Audio (B, S) float32 -> hidden states (B, L, M) of frames, of 20 ms at 16 kHz.
 
     Each row is padded with zeros and, if `normalize` says so, normalized to mean 0 and variance 1
     before. `lengths` (B,) are the numbers of samples without padding. No hidden state depends on a
@@ -81,6 +81,7 @@ class Wav2Vec2(SignalEncoder):
     convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # kernel width of each convolution
     convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # stride of each convolution
     convolution_bias: bool = False  # whether the convolutions over the samples have biases
+    sampling_rate: PositiveInt = RATE  # samples per second of the audio that the model reads
     # whether the model reads utterances of mean 0 and variance 1, or samples as they are
     normalize: bool = True
     # group: normalizes each channel over time after the first convolution; layer: layer norms after
@@ -397,7 +398,6 @@ _QUANTIZER = {
 _EXTRACTOR = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,
-    "sampling_rate": RATE,
 }
 
 
@@ -408,7 +408,9 @@ class _Speech(family.Family):
     model = "wav2vec2"
 
     def sections(self, folder):
-        return {"source": {"name": "sound"}}
+        extractor = family.read_processor(folder, "feature_extractor")
+        rate = extractor.get("sampling_rate", RATE)
+        return {"source": {"name": "sound", "sampling_rate": rate}}
 
     def read_config(self, hf_config, folder):
         extractor = family.read_processor(folder, "feature_extractor")
@@ -422,8 +424,11 @@ class _Speech(family.Family):
                     f"{family.PREPROCESSOR}: {key}={extractor[key]!r}: only {value!r} is read"
                 )
         position = "pre" if hf_config.get("do_stable_layer_norm", False) else "post"
-        normalize = bool(extractor.get("do_normalize", True))
-        return super().model_keys(hf_config) | {"norm_position": position, "normalize": normalize}
+        return super().model_keys(hf_config) | {
+            "norm_position": position,
+            "sampling_rate": extractor.get("sampling_rate", RATE),
+            "normalize": bool(extractor.get("do_normalize", True)),
+        }
 
     def table(self, model) -> Table:
         table = dict(self.tensors)
@@ -451,6 +456,7 @@ class _Speech(family.Family):
     def tokenizer_files(self, task):
         content = {
             **_EXTRACTOR,
+            "sampling_rate": task.model.sampling_rate,
             "do_normalize": task.model.normalize,
             "padding_side": "right",
             "padding_value": 0.0,

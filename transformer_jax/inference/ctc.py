@@ -237,7 +237,8 @@ class Transcriber:
     def __call__(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
         """Yields the transcripts of each utterance, best first.
 
-        Its samples are (S,) at 16 kHz, integers or floats as `speech.waveform` reads them.
+        Its samples are (S,) at the model's rate, integers or floats as `speech.waveform` reads
+        them.
         """
         placement = Placement.of(params, self.mesh)
         rows = placement.rows(self.batch)

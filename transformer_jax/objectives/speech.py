@@ -20,6 +20,13 @@ class SpeechTask(SourceTask):
 
     def __post_init__(self):
         self.model = build_model(self.config)
+        wanted, rate = self.model.sampling_rate, self.config.source.get("sampling_rate", RATE)
+        if rate != wanted:
+            raise UserError(
+                f"config.model.sampling_rate={wanted}: the audio of config.source.name="
+                f"{self.config.source.name!r} has {rate} samples a second; a source that has the "
+                f"key reads it with config.source.sampling_rate={wanted}"
+            )
         if self.frames < 2:
             raise UserError(
                 f"config.task.seconds={self.seconds}: must give at least two frames of the model"
@@ -28,7 +35,7 @@ class SpeechTask(SourceTask):
     @property
     def samples(self) -> int:
         """The number of audio samples in a row."""
-        return round(self.seconds * RATE)
+        return round(self.seconds * self.model.sampling_rate)
 
     @property
     def frames(self) -> int:

@@ -36,6 +36,8 @@ class Sound(Source):
 
     # samples of a file, over all channels; a longer file is refused before it is decoded
     most_samples: Annotated[int, Range(least=1)] = speech.MOST_SAMPLES
+    # samples per second to which files are resampled, which is config.model.sampling_rate
+    sampling_rate: Annotated[int, Range(least=1_000)] = speech.RATE
     outside: bool = False  # manifests may name files outside their own folders
     # a file that is empty, damaged or too long: an error, or left out and counted
     faulty: Literal["refuse", "skip"] = "refuse"
@@ -53,7 +55,10 @@ class Sound(Source):
             for entry in self._entries(manifest):
                 try:
                     samples = speech.read(
-                        entry.path, f"{entry.place}: {entry.path}", self.most_samples
+                        entry.path,
+                        f"{entry.place}: {entry.path}",
+                        self.most_samples,
+                        self.sampling_rate,
                     )
                 except DamagedSound as error:
                     if self.faulty == "refuse":

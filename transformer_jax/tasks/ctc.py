@@ -222,8 +222,8 @@ class CTC(Answering, SpeechTask):
     def transcribe(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
         """Yields the transcripts of each utterance, in order, the best transcript first.
 
-        An utterance is samples (S,) at 16 kHz: integers, which are divided by their full scale, or
-        floats, which are taken as they are.
+        An utterance is samples (S,) at the model's rate: integers, which are divided by their full
+        scale, or floats, which are taken as they are.
         """
         return self.transcriber(params, utterances)
 
