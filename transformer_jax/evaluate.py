@@ -28,6 +28,7 @@ ALLOWED = (  # overrides
     "task.null_threshold",
     "task.n_best",
     "task.max_answer",
+    "task.scheme",
     "task.lm_",
     "task.length_bonus",
 )

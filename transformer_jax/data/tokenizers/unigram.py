@@ -142,22 +142,36 @@ def _encoded_spans(
     whereas SentencePiece's own offsets give it to the last of the pieces alone. A space that is put
     in front of the text has no characters.
     """
-    threads = os.cpu_count()
-    encoded = processor.encode(texts, return_type="offset_mapping", num_threads=threads)
-    return [
-        (each["ids"], _piece_spans(processor, text, each["ids"], each["pieces"]))
-        for text, each in zip(texts, encoded)
-    ]
-
-
-def _piece_spans(processor, text: str, ids: list[int], pieces: list[str]) -> _Spans:
-    if not pieces:
+    if not texts:
         return []
     # Bytes are counted, because a piece may be one byte of a character.
-    sizes = [1 if processor.is_byte(i) else len(piece.encode()) for i, piece in zip(ids, pieces)]
+    sizes = np.array(
+        [
+            1 if processor.is_byte(i) else len(processor.id_to_piece(i).encode())
+            for i in range(processor.vocab_size())
+        ]
+    )
+    threads = os.cpu_count()
+    encoded = processor.encode(texts, return_type="offset_mapping", num_threads=threads)
+    results = []
+    for text, each in zip(texts, encoded):
+        ids, pieces = each["ids"], each["pieces"]
+        piece_sizes = sizes[ids] if ids else sizes[:0]
+        for index in np.flatnonzero(np.equal(ids, processor.unk_id())):
+            piece_sizes[index] = len(pieces[index].encode())
+        results.append((ids, _piece_spans(processor, text, pieces, piece_sizes)))
+    return results
+
+
+def _piece_spans(processor, text: str, pieces: list[str], sizes: np.ndarray) -> _Spans:
+    """Returns the spans of the pieces of a text, which have `sizes` bytes of normalized text."""
+    if not pieces:
+        return []
     normalized, starts = processor.normalize(text, with_offsets=True)
     starts = np.array(starts)  # in `text`, of each normalized character, and of the end
-    start_of_byte = np.repeat(starts[:-1], [len(character.encode()) for character in normalized])
+    points = np.frombuffer(normalized.encode("utf-32-le"), np.uint32)
+    lengths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)  # in UTF-8
+    start_of_byte = np.repeat(starts[:-1], lengths)
     ends = np.cumsum(sizes)
     first, last = start_of_byte[ends - sizes], start_of_byte[ends - 1]
     after = np.searchsorted(starts, last, side="right")
