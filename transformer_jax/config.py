@@ -429,6 +429,11 @@ decode.no_repeat_ngram: no_repeat_ngram_size
 decode.min_length: min_len minlen min_new_tokens min_decoding_length
 decode.max_length: val_max_target_length max_decoding_length max_len_b
 decode.force_end: forced_eos_token_id
+decode.force_start: forced_bos_token_id
+decode.ends: eos_token_id eos_token_ids
+decode.bad_words: bad_words_ids
+decode.suppress: suppress_tokens
+decode.begin_suppress: begin_suppress_tokens
 decode.renormalize: renormalize_logits
 decode.average: average_checkpoints num_avg_checkpoints checkpoint_average
 --workdir: output_dir out_dir save_dir model_dir checkpoint_dir ckpt_dir run_dir logdir log_dir
@@ -1121,6 +1126,13 @@ class Decode:
     # forbid that a sequence of this many tokens occurs twice in an output; 0: allow it
     no_repeat_ngram: NonNegativeInt = 0
     force_end: bool = False  # the last token of an output of the largest length is the end token
+    # ids that an output of an encoder-decoder starts with; none: those with which its texts start
+    # in training, such as BART's <s>; (): its first token is free
+    force_start: tuple | None = None
+    ends: tuple = ()  # ids of the tokens that end an output; empty: the tokenizer's end
+    bad_words: tuple = ()  # sequences of ids that no output may have, such as ((17,), (5, 12))
+    suppress: tuple = ()  # ids that no output may have, also where force_start asks for one of them
+    begin_suppress: tuple = ()  # ids that an output may not begin with
     # renormalize the probabilities of the tokens that these rules allow
     renormalize: bool = False
     # when the search for an input ends; exact: when no open hypothesis can become one of the n
@@ -1601,6 +1613,20 @@ def _check_combinations(config: ConfigDict) -> None:
             f"config.decode.min_length={decode.min_length}: must be at most "
             f"config.decode.max_length={decode.max_length}"
         )
+    lists = {key: decode[key] or () for key in ("force_start", "ends", "suppress")}
+    lists |= {"begin_suppress": decode.begin_suppress}
+    for key, ids in lists.items():
+        if not _are_ids(ids):
+            raise UserError(f"config.decode.{key}={ids}: must hold ids of tokens, such as (5, 12)")
+    words = decode.bad_words
+    if not all(isinstance(word, tuple) and word and _are_ids(word) for word in words):
+        raise UserError(
+            f"config.decode.bad_words={words}: must hold sequences of ids, such as ((17,), (5, 12))"
+        )
+
+
+def _are_ids(ids: tuple) -> bool:
+    return all(type(i) is int and i >= 0 for i in ids)
 
 
 def _check_lora(lora: ConfigDict) -> None:

@@ -120,6 +120,7 @@ def from_hf(folder, target, overrides=()) -> None:
             # adds, and for padding of the vocabulary. They keep their initial values.
             vocab_size = family.vocab_size(hf_config)
             _check_tokenizer(folder, task.tokenizer, vocab_size)
+            family.complete(task, hf_config, folder)
             targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
         tensors.read(
             folder,

@@ -61,13 +61,13 @@ class WorkdirLM(LM):
 
     def loglikelihood_rolling(self, requests) -> list[float]:
         """Returns log P(text) of each text."""
-        tokenizer = self.task.tokenizer
         max_length = self.task.model.window
-        texts = tokenizer.encode([request.args[0] for request in requests])
+        texts = self.task.tokenizer.encode([request.args[0] for request in requests])
+        prefix = self.task.with_start([])[-1]  # the token that a text follows
         text_numbers = []
         windows = []
         for number, ids in enumerate(texts):
-            for window in rolling_windows(ids, max_length, tokenizer.eos_id):
+            for window in rolling_windows(ids, max_length, prefix):
                 text_numbers.append(number)
                 windows.append(window)
         log_probs = [0.0] * len(texts)

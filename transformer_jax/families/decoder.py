@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, Range, UserError
 from transformer_jax.contracts.model import Cached
-from transformer_jax.huggingface import family
+from transformer_jax.huggingface.generation import Causal
 from transformer_jax.huggingface.tensors import Keys, layers
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads
@@ -222,7 +222,7 @@ _MAX_LENGTH = 4096  # the longest row in config.task.length of a converted run
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModel(family.Family):
+class LanguageModel(Causal):
     model = "decoder"
     prefix = "model."
     # If the output projection is tied to the embeddings, older files contain it nevertheless.

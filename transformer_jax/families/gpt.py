@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface import family
+from transformer_jax.huggingface.generation import Causal
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads
@@ -243,7 +244,7 @@ _NUM_SPECIAL_TOKENS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModel(family.Family):
+class LanguageModel(Causal):
     model = "gpt"
     prefix = "transformer."
     # The output projection, tied to the embeddings, and the causal masks.

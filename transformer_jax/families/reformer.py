@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
-from transformer_jax.huggingface import family
+from transformer_jax.huggingface.generation import Causal
 from transformer_jax.huggingface.tensors import Keys, Table, layers, linear, norm
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import check_heads
@@ -286,7 +286,7 @@ _HEAD = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModel(family.Family):
+class LanguageModel(Causal):
     model = "reformer"
     ignored = ("mask_value_float16", "mask_value_float32")  # constant scores of hidden keys
 

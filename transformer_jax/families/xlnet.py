@@ -17,6 +17,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.huggingface import family
+from transformer_jax.huggingface.generation import Causal
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import check_heads
@@ -313,7 +314,7 @@ _SUMMARY = linear("sequence_summary.summary", "pooler") | linear("logits_proj", 
 
 
 @dataclasses.dataclass(frozen=True)
-class PreTraining(family.Family):
+class PreTraining(Causal):
     model = "xlnet"
     # Tied to the embeddings; and the embedding of targets, which only pre-training uses.
     ignored = ("lm_loss.weight", _TARGET)

@@ -210,6 +210,13 @@ class Family:
         """Returns the keys of config.decode that the checkpoint in `folder` sets."""
         return {}
 
+    def complete(self, task, hf_config: dict, folder: pathlib.Path) -> None:
+        """Completes a task that has been made from the config of the checkpoint in `folder`.
+
+        It may change the task's tokenizer and config.decode. Raises UserError for what does not
+        agree with the tokenizer.
+        """
+
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
         """Returns the keys of config.task; `config` has all other sections."""
         return {}

@@ -26,11 +26,13 @@ def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def with_start(ids: list[int], tokenizer, data) -> list[int]:
-    """Returns the ids with the token in front that starts a document in training, if any.
+    """Returns the ids with the tokens in front that start a document in training, if any.
 
     `data` is `config.data`. With `data.mask_documents`, the end token comes first in each document.
-    It is also used if there are no ids, because a model must read at least one token.
+    The tokens follow that the tokenizer puts in front of a text. Without either, the end token is
+    used if there are no ids, because a model must read at least one token.
     """
+    ids = [*tokenizer.prefix, *ids]
     return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids
 
 

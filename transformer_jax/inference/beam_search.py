@@ -15,6 +15,7 @@ from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
+from transformer_jax.inference.constraints import UNCONSTRAINED, Constraints, Written, end_ids
 from transformer_jax.inference.generation import limit_in_window
 from transformer_jax.layers.decoding import State, on_rows
 
@@ -40,10 +41,14 @@ class Outputs(NamedTuple):
         """Returns the outputs of one input, (n_best, ...)."""
         return jax.tree.map(lambda x: x[number], self)
 
-    def tokens(self, eos_id: int) -> list[list[int]]:
-        """Returns the tokens of each output of one input, without the end token."""
+    def tokens(self, eos_id: int | tuple[int, ...]) -> list[list[int]]:
+        """Returns the tokens of each output of one input, without the end token.
+
+        `eos_id` is the id that ends an output, or several such ids.
+        """
+        ends = _as_tuple(eos_id)
         outputs = [row[:length].tolist() for row, length in zip(self.ids, self.lengths)]
-        return [ids[:-1] if ids[-1:] == [eos_id] else ids for ids in outputs]
+        return [ids[:-1] if ids and ids[-1] in ends else ids for ids in outputs]
 
 
 class Search(NamedTuple):
@@ -70,95 +75,6 @@ class Search(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
-# Constraints on the outputs, which modify the log-probabilities of the next tokens.
-#
-# Each computes the same as its counterpart in transformers (generation/logits_process.py): a
-# forbidden token gets -inf, and the others keep their log-probabilities unless `renormalize` is
-# set.
-
-LogProbs = Float[Array, "B K V"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Constraints:
-    """The constraints on all outputs of a search. By default there are none."""
-
-    never: tuple[int, ...] = ()  # tokens that no output may contain
-    min_length: int = 0  # fewest tokens of an output, end token included
-    no_repeat_ngram: int = 0  # no n-gram of this size may occur twice; 0: any may
-    first: tuple[int, ...] = ()  # the first tokens of each output
-    force_end: bool = False  # an output that reaches its limit gets an end token there
-    renormalize: bool = False  # the probabilities of the allowed tokens sum to 1
-
-    def __call__(self, log_p: LogProbs, search: Search, eos_id: int) -> LogProbs:
-        """Returns the constrained log-probabilities of the next tokens of the open hypotheses."""
-        if self.no_repeat_ngram:
-            text = jnp.concatenate(
-                [jnp.repeat(search.before[:, None], log_p.shape[1], axis=1), search.open.ids],
-                axis=2,
-            )
-            lengths = search.before.shape[1] + search.lengths
-            log_p = without_repeats(log_p, text, lengths, self.no_repeat_ngram)
-        if self.never:
-            log_p = without(log_p, self.never)
-        if self.min_length:
-            too_short = search.lengths + 1 < self.min_length
-            log_p = jnp.where(_rows(too_short), without(log_p, (eos_id,)), log_p)
-        # Forced tokens come last, as in transformers, so that they override the constraints above.
-        for position, token in enumerate(self.first):
-            log_p = forced(log_p, search.lengths == position, token)
-        if self.force_end:
-            log_p = forced(log_p, search.lengths + 1 == search.limits, eos_id)
-        return normalized(log_p) if self.renormalize else log_p
-
-
-def without(log_p: LogProbs, tokens: tuple[int, ...]) -> LogProbs:
-    """Returns the log-probabilities with -inf for `tokens`."""
-    return jnp.where(np.isin(np.arange(log_p.shape[2]), tokens), -jnp.inf, log_p)
-
-
-def forced(log_p: LogProbs, inputs: Bool[Array, " B"], token: int) -> LogProbs:
-    """Returns the log-probabilities in which `token` is certain for the chosen `inputs`."""
-    certain = jnp.where(np.arange(log_p.shape[2]) == token, 0.0, -jnp.inf)
-    return jnp.where(_rows(inputs), certain, log_p)
-
-
-def without_repeats(
-    log_p: LogProbs, text: Int[Array, "B K T"], lengths: Int[Array, " B"], size: int
-) -> LogProbs:
-    """Returns the log-probabilities with -inf for tokens that would repeat an n-gram of `size`.
-
-    Of each text, only the first `lengths` (B,) tokens are valid.
-    """
-    batch, beams, vocab = log_p.shape
-    num_windows = text.shape[2] - size + 1
-    if num_windows < 1:
-        return log_p
-    # A window is an n-gram of the text. If its first n - 1 tokens equal the last n - 1 tokens of
-    # the text, its last token would repeat it and is forbidden.
-    repeats = jnp.arange(num_windows) + size <= _rows(lengths)
-    for offset in range(size - 1):
-        last = jnp.maximum(_rows(lengths) - size + 1 + offset, 0)
-        same = text[..., offset : offset + num_windows] == jnp.take_along_axis(text, last, axis=2)
-        repeats = repeats & same
-    # Windows that do not match write to an id beyond the vocabulary, which the scatter drops.
-    tokens = jnp.where(repeats, text[..., size - 1 :], vocab)
-    inputs, hypotheses = jnp.ogrid[:batch, :beams]
-    return log_p.at[inputs[..., None], hypotheses[..., None], tokens].set(-jnp.inf, mode="drop")
-
-
-def normalized(log_p: LogProbs) -> LogProbs:
-    """Returns the log-probabilities, renormalized over the tokens that are still possible."""
-    total = jax.nn.logsumexp(log_p, axis=-1, keepdims=True)
-    return log_p - jnp.where(jnp.isfinite(total), total, 0.0)
-
-
-def _rows(x: Array) -> Array:
-    """Returns x (B,) as (B, 1, 1)."""
-    return x[:, None, None]
-
-
-# --------------------------------------------------------------------------------------------------
 # Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
 # section 6.1, or as in transformers.
 
@@ -180,9 +96,9 @@ class BeamSearch:
     """Finds the `n_best` hypotheses of each input with a beam of `beam` open hypotheses.
 
     The score of a hypothesis is its log-probability divided by `length_penalty`. A hypothesis ends
-    with `eos_id`. One that reaches the limit of its input without an end token counts only if no
-    other has ended, unless `continues` is set: then it counts like one that has ended. A beam of 1
-    is greedy search.
+    with `eos_id`, or with one of them if there are several. One that reaches the limit of its input
+    without an end token counts only if no other has ended, unless `continues` is set: then it
+    counts like one that has ended. A beam of 1 is greedy search.
 
     `early_stopping` decides when an input is done. With "exact", it is done once none of its open
     hypotheses can still become one of the `n_best`. Because a log-probability only falls as tokens
@@ -196,16 +112,22 @@ class BeamSearch:
 
     beam: int
     alpha: float
-    eos_id: int
+    eos_id: int | tuple[int, ...]
     n_best: int = 1
     continues: bool = False
     penalty: str = "gnmt"
     early_stopping: str = "exact"
-    constraints: Constraints = Constraints()
+    constraints: Constraints = UNCONSTRAINED
 
     @classmethod
     def of(
-        cls, decode: Any, eos_id: int, n_best: int = 1, *, continues: bool = False, **others
+        cls,
+        decode: Any,
+        eos_id: int | tuple[int, ...],
+        n_best: int = 1,
+        *,
+        continues: bool = False,
+        **others,
     ) -> "BeamSearch":
         """Returns the search that config.decode describes. `others` are further constraints."""
         return cls(
@@ -216,14 +138,13 @@ class BeamSearch:
             n_best=n_best,
             penalty=decode.penalty,
             early_stopping=decode.early_stopping,
-            constraints=Constraints(
-                min_length=decode.min_length,
-                no_repeat_ngram=decode.no_repeat_ngram,
-                force_end=decode.force_end,
-                renormalize=decode.renormalize,
-                **others,
-            ),
+            constraints=Constraints.of(decode, _as_tuple(eos_id), **others),
         )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end a hypothesis."""
+        return _as_tuple(self.eos_id)
 
     def empty(
         self, places: int, slots: int, state: State, before: Int[Array, "B P"] | None = None
@@ -236,7 +157,7 @@ class BeamSearch:
             jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER)
         )
         zeros = jnp.zeros(places, jnp.int32)
-        before = before if self.constraints.no_repeat_ngram else None
+        before = before if self.constraints.read_text else None
         return Search(zeros, zeros, open=none, ended=none, state=state, before=before)
 
     def begin(
@@ -333,7 +254,7 @@ class BeamSearch:
         _, order = jax.lax.top_k(ranking, self.n_best)
         ids = _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order)
         written = jnp.arange(search.slots) < search.lengths[:, None, None]
-        ends = (ids == self.eos_id) & written
+        ends = jnp.isin(ids, np.array(self.ends)) & written
         return Outputs(
             ids,
             jnp.where(ends.any(axis=2), ends.argmax(axis=2) + 1, search.lengths[:, None]),
@@ -356,16 +277,26 @@ class BeamSearch:
             state=search.state.resized(slots, length),
         )
 
+    def _constrained(self, log_p: Float[Array, "B K V"], search: Search) -> Float[Array, "B K V"]:
+        """Returns the log-probabilities of the next tokens that the constraints allow."""
+        text, lengths = None, search.lengths
+        if search.before is not None:
+            before = jnp.repeat(search.before[:, None], log_p.shape[1], axis=1)
+            text = jnp.concatenate([before, search.open.ids], axis=2)
+            lengths = before.shape[2] + search.lengths
+        written = Written(text, lengths, search.lengths, search.limits)
+        return self.constraints(log_p, written, self.ends)
+
     def _choose(self, search: Search, logits: Float[Array, "B K V"]) -> Search:
         """Extends the hypotheses by one token, for which `logits` are given."""
         (batch, beam, vocab), length = logits.shape, search.lengths
-        # Among 2K candidates, at most K end, because each hypothesis has one end token. So K open
-        # hypotheses are left. Greedy search needs a single candidate: it ends if the likeliest
-        # token is the end token.
-        num_candidates = 2 * beam if beam > 1 else 1
+        # Among (1 + E) K candidates, at most E K end, because each hypothesis has E end tokens. So
+        # K open hypotheses are left. Greedy search needs a single candidate: it ends if the
+        # likeliest token is an end token.
+        num_candidates = (1 + len(self.ends)) * beam if beam > 1 else 1
         logits = logits.astype(jnp.float32)
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        log_p = self.constraints(log_p, search, self.eos_id) + search.open.scores[..., None]
+        log_p = self._constrained(log_p, search) + search.open.scores[..., None]
         scores, chosen = _largest(log_p.reshape(batch, beam * vocab), num_candidates)
         parent = chosen // vocab
         token = (chosen % vocab).astype(jnp.int32)
@@ -376,7 +307,8 @@ class BeamSearch:
         )
         live = self.running(search)[:, None]  # inputs that are done must not change any more
 
-        ends = (token == self.eos_id) & live
+        is_end = jnp.isin(token, np.array(self.ends))
+        ends = is_end & live
         if self.early_stopping != "exact":
             at_limit = (length + 1 == search.limits)[:, None] & live
             ends = (ends | at_limit) & (jnp.arange(num_candidates) < beam)
@@ -386,7 +318,7 @@ class BeamSearch:
         )
         ended = Beams(_pick(jnp.concatenate([search.ended.ids, ids], axis=1), order), best)
 
-        open_scores, order = jax.lax.top_k(jnp.where(token == self.eos_id, NEVER, scores), beam)
+        open_scores, order = jax.lax.top_k(jnp.where(is_end, NEVER, scores), beam)
         open_ = jax.tree.map(
             lambda new, old: jnp.where(live.reshape(batch, *[1] * (new.ndim - 1)), new, old),
             Beams(_pick(ids, order), open_scores),
@@ -398,6 +330,10 @@ class BeamSearch:
             ended=ended,
             state=search.state.reorder(_pick(parent, order)),
         )
+
+
+def _as_tuple(ids: int | tuple[int, ...]) -> tuple[int, ...]:
+    return ids if isinstance(ids, tuple) else (ids,)
 
 
 def _lengthened(ids: Int[Array, "B K T"], count: int) -> Int[Array, "B K _"]:
@@ -479,7 +415,7 @@ class BestContinuations:
             program, inputs = self._inputs(ids, limits, size, search)
             outputs = jax.device_get(hosts.run(_Program.best, program, params, *inputs))
             for row, prompt in enumerate(ids):
-                yield self._continuations(prompt, outputs.row(row))
+                yield self._continuations(prompt, outputs.row(row), search.ends)
             first += len(texts)
 
     def _inputs(
@@ -500,9 +436,11 @@ class BestContinuations:
         )
         return _Program(self.model, search, self.placement, slots, room), inputs
 
-    def _continuations(self, prompt: list[int], outputs: Outputs) -> list[ScoredContinuation]:
+    def _continuations(
+        self, prompt: list[int], outputs: Outputs, ends: tuple[int, ...]
+    ) -> list[ScoredContinuation]:
         """Returns the continuations of a prompt."""
-        rows = outputs.tokens(self.tokenizer.eos_id)
+        rows = outputs.tokens(ends)
         # Decoded without its prompt, a continuation may lose its first space.
         start, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
@@ -568,5 +506,6 @@ def checked_search(
         raise UserError(
             f"n_best={n_best}: must be at most beam={beam} and config.model.vocab_size={vocab_size}"
         )
-    search = BeamSearch.of(decode, tokenizer.eos_id, n_best, continues=True, never=tokenizer.never)
+    ends = end_ids(decode, tokenizer)
+    search = BeamSearch.of(decode, ends, n_best, continues=True, never=tokenizer.never)
     return dataclasses.replace(search, beam=beam)

@@ -27,6 +27,7 @@ from transformer_jax.inference.beam_search import (
     ScoredContinuation,
     checked_search,
 )
+from transformer_jax.inference.constraints import Constraints, end_ids
 from transformer_jax.inference.generation import (
     MAX_TOKENS,
     Continuation,
@@ -216,7 +217,14 @@ class CausalUse:
     def _generator(self, params, tokenizer) -> Generator:
         placement = Placement.of(params, self.config.mesh).decoding()
         batch = placement.rows(self.config.decode.batch)
-        return Generator(self.model, tokenizer, batch, placement)
+        decode = self.config.decode
+        ends = end_ids(decode, tokenizer)
+        if tokenizer.eos_id != self.tokenizer.eos_id:  # a reply ends with its message, too
+            ends = tuple(dict.fromkeys((tokenizer.eos_id, *decode.ends)))
+        constraints = Constraints.of(decode, ends, never=tuple(tokenizer.never))
+        # A single text has no use for the sum of the probabilities.
+        constraints = dataclasses.replace(constraints, renormalize=False)
+        return Generator(self.model, tokenizer, batch, placement, ends, constraints)
 
     def reply(self, params, messages: Prompt, **options) -> Continuation:
         """Returns the assistant's reply to one prompt. See `replies` for options and errors."""

@@ -17,6 +17,7 @@ from transformer_jax.data import arguments
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
+from transformer_jax.inference.constraints import UNCONSTRAINED, Constraints, Written
 from transformer_jax.layers.decoding import State, on_rows, split
 from transformer_jax.pictures.progress import say
 
@@ -169,15 +170,26 @@ class Fixed(NamedTuple):
     keys: jax.Array  # (B,)
     num_before: jax.Array  # (B,) int32: tokens of the text in front of the window in `ids`
     limits: jax.Array  # (B,) int32: maximum number of tokens in `ids`
+    # For constraints, the lengths of the prompt and of the whole text at most, counted from the
+    # start of the window in `ids`; None without constraints.
+    prompts: jax.Array | None = None  # (B,) int32, negative for a window after the prompt
+    whole: jax.Array | None = None  # (B,) int32
 
 
 def sample(
-    step: Callable, texts: Texts, fixed: Fixed, steps: Int[Array, ""], *, how: Sampling, eos_id: int
+    step: Callable,
+    texts: Texts,
+    fixed: Fixed,
+    steps: Int[Array, ""],
+    *,
+    how: Sampling,
+    ends: tuple[int, ...],
+    constraints: Constraints = UNCONSTRAINED,
 ) -> Texts:
     """Returns `texts` with up to `steps` more tokens each.
 
-    A text ends in front of `eos_id` or at its limit. `step(state, tokens (B, 1))` returns
-    (logits (B, 1, V), state).
+    A text ends in front of one of the tokens `ends` or at its limit. `step(state, tokens (B, 1))`
+    returns (logits (B, 1, V), state).
     """
 
     def running(loop):
@@ -190,8 +202,17 @@ def sample(
         # sample changes neither with the other rows of the batch, nor with the number of steps of
         # a call, nor when the window moves.
         keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.num_before + texts.lengths)
-        token = how.draw(texts.logits, texts.seen, keys)
-        live = ~texts.ended & (token != eos_id)
+        logits = texts.logits
+        if constraints != UNCONSTRAINED:
+            written = Written(
+                texts.ids[:, None],
+                texts.lengths,
+                texts.lengths - fixed.prompts,
+                fixed.whole - fixed.prompts,
+            )
+            logits = constraints(logits[:, None].astype(jnp.float32), written, ends)[:, 0]
+        token = how.draw(logits, texts.seen, keys)
+        live = ~texts.ended & ~jnp.isin(token, np.array(ends))
         ids = texts.ids.at[rows, texts.lengths].set(
             jnp.where(live, token, texts.ids[rows, texts.lengths])
         )
@@ -266,6 +287,8 @@ class Generator:
     tokenizer: Any
     batch: int
     placement: Placement
+    ends: tuple[int, ...]  # the tokens that end a text
+    constraints: Constraints = UNCONSTRAINED
 
     def __call__(
         self, params, prompts: Iterable[list[int]], request: Request
@@ -333,7 +356,9 @@ class _Batch:
         limits: list[int],
     ):
         self.model, self.tokenizer = generator.model, generator.tokenizer
-        self.programs = Programs(self.model, self.tokenizer.eos_id, generator.placement)
+        self.programs = Programs(
+            self.model, generator.ends, generator.placement, generator.constraints
+        )
         self.params, self.request = params, request
         self.ids = [list(ids) for ids in prompts]
         self.prompt_lengths = np.array([len(ids) for ids in prompts])
@@ -412,6 +437,13 @@ class _Batch:
         for row in live:
             rows[row] = self.ids[row][self.starts[row] :]
         fixed = Fixed(keys, num_before, limits)
+        if self.programs.constraints != UNCONSTRAINED:
+            none = np.zeros(size - len(self.ids), np.int64)
+            prompts, whole = (
+                np.concatenate([lengths - self.starts, none]).astype(np.int32)
+                for lengths in (self.prompt_lengths, self.max_lengths)
+            )
+            fixed = fixed._replace(prompts=prompts, whole=whole)
         return Window(padded(rows, length), lengths, self._seen(size), fixed), slots
 
     def _seen(self, size: int) -> np.ndarray | None:
@@ -425,8 +457,10 @@ class _Batch:
         for row, ids in enumerate(self.ids):
             seen[row, ids] = True
         # The end token at the start of a text belongs to the document in front of it: it must not
-        # make the end of this text less likely.
-        seen[:, self.tokenizer.eos_id] = False
+        # make the end of this text less likely. One that the tokenizer puts there does, as in
+        # transformers.
+        if self.tokenizer.eos_id not in self.tokenizer.prefix:
+            seen[:, self.tokenizer.eos_id] = False
         return seen
 
     def _take(self, texts: Texts) -> np.ndarray:
@@ -471,8 +505,9 @@ class Programs:
     """The compiled functions. They take parameters in the form of the model's `for_decoding`."""
 
     model: Any
-    eos_id: int
+    ends: tuple[int, ...]
     placement: Placement
+    constraints: Constraints = UNCONSTRAINED
 
     @partial(jax.jit, static_argnums=(0, 4, 5))
     def begin(
@@ -501,7 +536,8 @@ class Programs:
             return self.model.step(*sharding.gather_after(params, state), tokens)
 
         fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
-        texts = split(sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id))
+        rules = dict(how=how, ends=self.ends, constraints=self.constraints)
+        texts = split(sample(step, texts, fixed, steps, **rules))
         # The host reads these three after each call; the others stay split over the devices.
         ids, lengths, ended = gathered((texts.ids, texts.lengths, texts.ended))
         return texts._replace(ids=ids, lengths=lengths, ended=ended)

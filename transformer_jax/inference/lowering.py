@@ -64,7 +64,7 @@ def generation(model, params, config, max_tokens: int, how: Sampling) -> Decodin
     fixed = Fixed(keys, num_before=_int32(rows), limits=_int32(rows))
     window = Window(_int32(rows, min(LENGTH_MULTIPLE, slots)), _int32(rows), None, fixed)
     prepared = _for_decoding(model, params)
-    programs = Programs(model, _TOKEN, placement)
+    programs = Programs(model, (_TOKEN,), placement)
     return Decoding(Programs.begin.lower(programs, prepared, window, slots, slots, how), prepared)
 
 

@@ -14,6 +14,7 @@ from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.constraints import end_ids
 from transformer_jax.inference.encoder import StatesUse
 from transformer_jax.inference.stream import Stream
 from transformer_jax.pictures.attention_maps import Attended
@@ -46,6 +47,10 @@ class Translator:
     mesh: Any  # config.mesh
     source_length: int = 2**30  # maximum length of a source in training, end token included
     encode: Callable[[list[str]], list[list[int]]] | None = None  # None: the tokenizer's
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return end_ids(self.decode, self.tokenizers.target)
 
     @property
     def _room(self) -> int:
@@ -81,8 +86,11 @@ class Translator:
         Its inputs are source ids with their end token.
         """
         target = self.tokenizers.target
-        constraints = dict(first=_first(target), never=tuple(target.never))
-        search = BeamSearch.of(self.decode, target.eos_id, n_best, **constraints)
+        first = self.decode.force_start
+        constraints = dict(
+            first=_first(target) if first is None else tuple(first), never=tuple(target.never)
+        )
+        search = BeamSearch.of(self.decode, self._ends, n_best, **constraints)
         placement = Placement.of(params, self.mesh).decoding()
         places = placement.rows(self.decode.batch)
         return Stream(self.model, search, places, target.start_id, placement)
@@ -126,9 +134,10 @@ class Translator:
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
         target = self.tokenizers.target
+        # The special tokens that each output starts with are not part of the text.
+        start = len(_first(target)) if self.decode.force_start is None else 0
         for index, outputs in stream(params, inputs, limits):
-            # The special tokens that each output starts with are not part of the text.
-            ids = [row[len(_first(target)) :] for row in outputs.tokens(target.eos_id)]
+            ids = [row[start:] for row in outputs.tokens(self._ends)]
             texts = target.decode(ids)
             yield order[index], list(map(Hypothesis, texts, map(float, outputs.scores)))
 

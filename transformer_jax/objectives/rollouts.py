@@ -115,7 +115,7 @@ class Writer(NamedTuple):
             return self.model.step(*sharding.gather_after(params, state), tokens)
 
         steps = jnp.int32(self.max_tokens)
-        texts = split(sample(step, texts, fixed, steps, how=self.how, eos_id=self.eos_id))
+        texts = split(sample(step, texts, fixed, steps, how=self.how, ends=(self.eos_id,)))
         return self._with_ends(texts, fixed)
 
     def _with_ends(self, texts: Texts, fixed: Fixed) -> Answers:

@@ -109,6 +109,9 @@ class BPE(LibraryTokenizer):
         if self._named_end:
             # Otherwise the class would add its own tokens for these to the vocabulary.
             settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), self._named_end)
+        if self.prefix:
+            start = list(self._vocab)[self.prefix[0]]
+            settings |= {"add_bos_token": True, "bos_token": start}
         return settings
 
     def hf_marked(self, marks):

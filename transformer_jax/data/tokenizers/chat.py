@@ -49,12 +49,13 @@ class ChatTokenizer(Tokenizer):
 
     A text that contains "<user>" is encoded as these characters: only a message's role becomes a
     special token, so that a user can't forge messages of other roles. Special tokens decode to no
-    text.
+    text. A conversation begins with the ids `prefix`, as a text of the base tokenizer does.
     """
 
-    def __init__(self, base: Tokenizer, marks: Sequence[str] = MARKS):
+    def __init__(self, base: Tokenizer, marks: Sequence[str] = MARKS, prefix: tuple[int, ...] = ()):
         super().__init__(base.model)
         self.base = base
+        self.prefix = prefix
         self.marks = tuple(marks)
         self.vocab_size = base.vocab_size + len(self.marks)
         ids = range(base.vocab_size, self.vocab_size)
@@ -66,7 +67,7 @@ class ChatTokenizer(Tokenizer):
         self.special = np.append(base.special, [True] * len(self.marks))
 
     def __reduce__(self):
-        return type(self), (self.base, self.marks)
+        return type(self), (self.base, self.marks, self.prefix)
 
     # the template
 
@@ -84,7 +85,7 @@ class ChatTokenizer(Tokenizer):
         parts = [
             [self.role_ids[message["role"]], *next(encoded), self.end_id] for message in messages
         ]
-        ids = np.fromiter(itertools.chain.from_iterable(parts), np.int32)
+        ids = np.fromiter(itertools.chain(self.prefix, *parts), np.int32)
         return Rendered(ids, self.is_answer(ids))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -156,10 +157,12 @@ class ChatTokenizer(Tokenizer):
         return piece if piece in self.marks else self.base.without_marks(piece)
 
     def fingerprint(self):
-        return f"{self.base.fingerprint()} {json.dumps(self.marks)}"
+        prefix = f" {json.dumps(self.prefix)}" if self.prefix else ""
+        return f"{self.base.fingerprint()} {json.dumps(self.marks)}{prefix}"
 
     def files(self):
-        return self.base.files() | {FILE: json.dumps({"marks": self.marks}).encode()}
+        content = {"marks": self.marks} | ({"prefix": self.prefix} if self.prefix else {})
+        return self.base.files() | {FILE: json.dumps(content).encode()}
 
     @property
     def hf_end(self):
@@ -168,8 +171,10 @@ class ChatTokenizer(Tokenizer):
     def hf_files(self):
         *role_tokens, end = self.marks
         marks = json.dumps(dict(zip(ROLES, role_tokens)))
+        before = "".join(self.base.pieces(list(self.prefix)))
+        start = f"{{{{ {json.dumps(before)} }}}}" if before else ""
         template = (
-            f"{{% set marks = {marks} %}}{{% for message in messages %}}"
+            f"{start}{{% set marks = {marks} %}}{{% for message in messages %}}"
             f"{{{{ marks[message['role']] + message['content'] + {json.dumps(end)} }}}}"
             f"{{% endfor %}}{{% if add_generation_prompt %}}"
             f"{{{{ marks['assistant'] }}}}{{% endif %}}"
@@ -190,7 +195,7 @@ def with_marks(tokenizer: Tokenizer, marks: Sequence[str]) -> ChatTokenizer:
             "system, user, assistant and the end of a message"
         )
     if not isinstance(tokenizer, ChatTokenizer):
-        return ChatTokenizer(tokenizer, marks)
+        return ChatTokenizer(tokenizer, marks, tokenizer.prefix)
     if tokenizer.marks != tuple(marks):
         raise UserError(
             f"config.task.special_tokens={tuple(marks)!r}: the run in config.init_from has "

@@ -16,6 +16,7 @@ from transformer_jax.config import UserError
 # --------------------------------------------------------------------------------------------------
 # The interface of all tokenizers, which convert text to ids and back.
 
+PREFIX_FILE = "prefix.json"  # beside the file of a tokenizer that has a prefix
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _ENCODE = "encode takes a text or a list of texts"
 _DECODE = "decode takes a list of ids or a list of such lists"
@@ -41,6 +42,9 @@ class Tokenizer:
     sep_id: int | None = None
     mask_id: int | None = None
     never: tuple[int, ...] = ()  # ids that a decoder must never generate
+    # The ids that a published tokenizer puts in front of each text for a causal language model,
+    # such as Llama's <s>. `encode` leaves them out, as it does all special tokens.
+    prefix: tuple[int, ...] = ()
     # The number of sentinels, which are the last pieces (Raffel et al. 2020).
     num_sentinels: int = 0
     pair_separators: int = 1  # separators between the two texts of a pair
@@ -55,7 +59,7 @@ class Tokenizer:
 
     def __reduce__(self):
         # The libraries differ in how their objects are pickled, so the model file is sent instead.
-        return type(self), (self.model,)
+        return type(self), (self.model,), {"prefix": self.prefix}
 
     def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
         """Returns the ids of a text, or of each text in a list, without special tokens.
@@ -191,10 +195,12 @@ class Tokenizer:
         return piece.strip("▁")
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.model).hexdigest()
+        prefix = f" {json.dumps(self.prefix)}" if self.prefix else ""
+        return hashlib.sha256(self.model).hexdigest() + prefix
 
     def files(self) -> dict[str, bytes]:
-        return {self.file: self.model}
+        prefix = {PREFIX_FILE: json.dumps({"prefix": self.prefix}).encode()} if self.prefix else {}
+        return {self.file: self.model} | prefix
 
     def hf_files(self) -> dict[str, bytes]:
         """Returns files that AutoTokenizer can read, or {} if it has no equivalent tokenizer."""

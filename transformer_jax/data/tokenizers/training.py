@@ -19,7 +19,7 @@ from transformer_jax.data import store
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
 from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE, PublishedBPE
-from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
+from transformer_jax.data.tokenizers.tokenizer import PREFIX_FILE, Tokenizer, write_files
 from transformer_jax.data.tokenizers.unigram import ALBERT, T5, SentencePiece, XLNet
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Characters, Residues, Words
@@ -73,9 +73,12 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
             f"it should hold one of {', '.join(kinds())}; it holds {' and '.join(names) or 'none'}"
         )
     tokenizer = classes[names[0]](files[names[0]])
+    if PREFIX_FILE in files:
+        tokenizer.prefix = tuple(json.loads(files[PREFIX_FILE])["prefix"])
     if chat.FILE not in files:
         return tokenizer
-    return chat.with_marks(tokenizer, json.loads(files[chat.FILE])["marks"])
+    content = json.loads(files[chat.FILE])
+    return chat.ChatTokenizer(tokenizer, content["marks"], tuple(content.get("prefix", ())))
 
 
 def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
@@ -127,6 +130,55 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
             "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "
             "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
         )
+
+
+def published_frame(
+    folder: pathlib.Path, tokenizer: Tokenizer
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that a published tokenizer puts before and after each text.
+
+    Its tokenizer.json says so, if there is one, as in transformers 5. Otherwise it is
+    `add_bos_token` in tokenizer_config.json, and BERT's vocab.txt has [CLS] and [SEP]. `tokenizer`
+    is what `read_published` returns for the folder.
+    """
+    if (folder / "tokenizer.json").exists():
+        processor = json.loads((folder / "tokenizer.json").read_bytes()).get("post_processor")
+        return _frame(processor or {})
+    if (folder / "vocab.txt").exists():
+        return (tokenizer.cls_id,), (tokenizer.sep_id,)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_bytes()) if path.exists() else {}
+    return tuple(
+        _named(folder, settings.get(f"{name}_token")) if settings.get(f"add_{name}_token") else ()
+        for name in ("bos", "eos")
+    )
+
+
+def _named(folder: pathlib.Path, token: str | dict | None) -> tuple[int, ...]:
+    """Returns the id of a special token that tokenizer_config.json names, by default GPT-2's."""
+    piece = token["content"] if isinstance(token, dict) else token or "<|endoftext|>"
+    paths = (folder / name for name in ("encoder.json", "vocab.json"))
+    vocab = next((json.loads(path.read_bytes()) for path in paths if path.exists()), {})
+    return (vocab[piece],) if piece in vocab else ()
+
+
+def _frame(processor: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids before and after a text, by the post-processor of a tokenizer.json."""
+    match processor.get("type"):
+        case "Sequence":  # such as Llama 3's: offsets of bytes, then a template
+            frames = [_frame(each) for each in processor["processors"]]
+            before = (i for first, _ in reversed(frames) for i in first)
+            return tuple(before), tuple(i for _, last in frames for i in last)
+        case "TemplateProcessing":
+            parts, ids = processor["single"], processor["special_tokens"]
+            text = next(i for i, part in enumerate(parts) if "Sequence" in part)
+            return tuple(
+                tuple(i for part in side for i in ids[part["SpecialToken"]["id"]]["ids"])
+                for side in (parts[:text], parts[text + 1 :])
+            )
+        case "BertProcessing" | "RobertaProcessing":
+            return (processor["cls"][1],), (processor["sep"][1],)
+    return (), ()
 
 
 def _from_library(text: str, settings: dict) -> Tokenizer:
