@@ -127,7 +127,8 @@ def from_hf(folder, target, overrides=()) -> None:
             tensors.views(targets, family.table(config.model)),
             family.prefix,
             family.ignored,
-            family.constants(config.model),
+            constants=family.constants(config.model),
+            tied=family.tied,
         )
         spec.create(unfinished, task, family.ours(params, task))
 

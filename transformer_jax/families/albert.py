@@ -105,6 +105,10 @@ class PreTraining(Family):
         "albert.pooler.weight",
         "albert.pooler.bias",
     )
+    tied = {
+        "predictions.decoder.weight": ("embeddings.word_embeddings.weight",),
+        "predictions.decoder.bias": ("predictions.bias",),
+    }
 
     sentence_order: bool = False
 

@@ -238,6 +238,7 @@ class _BART(Family):
     prefix = "model."
     # Tied to the shared embeddings.
     ignored = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    tied = dict.fromkeys(ignored, ("shared.weight", "decoder.embed_tokens.weight"))
 
     def model_keys(self, hf_config):
         for key, shared in _SHARED_KEYS.items():
@@ -269,6 +270,8 @@ class Writer(_BART, EncoderDecoder):
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned(_BART):
+    tied = {name: source for name, source in _BART.tied.items() if name != "lm_head.weight"}
+
     def task_keys(self, config, hf_config):
         return family.read_keys(config, hf_config, hf_config.get("classifier_dropout", 0.0))
 

@@ -295,6 +295,10 @@ class PreTraining(family.Family):
         "bert.pooler.dense.weight",
         "bert.pooler.dense.bias",
     )
+    tied = {
+        "cls.predictions.decoder.weight": ("embeddings.word_embeddings.weight",),
+        "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    }
 
     next_sentence: bool = False
 

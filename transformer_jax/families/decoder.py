@@ -227,6 +227,7 @@ class LanguageModel(Causal):
     prefix = "model."
     # If the output projection is tied to the embeddings, older files contain it nevertheless.
     ignored = (_OUTPUT, "rotary_emb.inv_freq")
+    tied = {_OUTPUT: ("embed_tokens.weight",)}
 
     qkv_bias: bool = False
 

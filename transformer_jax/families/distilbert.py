@@ -120,6 +120,7 @@ _DEFAULT_DROPOUT = {"seq_classif_dropout": 0.2, "qa_dropout": 0.1}
 class PreTraining(family.Family):
     model = "distilbert"
     ignored = ("vocab_projector.weight",)  # tied to the embeddings
+    tied = {"vocab_projector.weight": ("embeddings.word_embeddings.weight",)}
 
     def matches(self, config):
         is_distilled = config.model.name == self.model and config.task.name == "distillation"

@@ -193,6 +193,7 @@ class _ELECTRA(Family):
         # The constants 0, 1, 2, ...
         "embeddings.position_ids",
     )
+    tied = {"generator_lm_head.weight": ("embeddings.word_embeddings.weight",)}
 
     def table(self, model) -> Table:
         return self.tensors | (_PROJECTION if model.d_embed != model.d_model else {})

@@ -183,6 +183,10 @@ class MaskedResidues(Family):
         # Checkpoints with rotary positions may also contain a table of learned positions.
         "embeddings.position_embeddings.weight",
     )
+    tied = {
+        "lm_head.decoder.weight": ("embeddings.word_embeddings.weight",),
+        "lm_head.decoder.bias": ("lm_head.bias",),
+    }
 
     def table(self, model) -> Table:
         table = dict(self.tensors)

@@ -249,6 +249,7 @@ class LanguageModel(Causal):
     prefix = "transformer."
     # The output projection, tied to the embeddings, and the causal masks.
     ignored = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
+    tied = {"lm_head.weight": ("wte.weight", "tokens_embed.weight")}
 
     norm_position: str = "pre"
 
@@ -292,6 +293,8 @@ class LanguageModel(Causal):
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(LanguageModel):
+    tied = {}
+
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)
         if not hf_config.get(_HAS_SPECIAL_TOKENS):

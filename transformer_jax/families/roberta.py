@@ -99,6 +99,10 @@ class PreTraining(Family):
         "pooler.dense.weight",
         "pooler.dense.bias",
     )
+    tied = {
+        "lm_head.decoder.weight": ("embeddings.word_embeddings.weight",),
+        "lm_head.decoder.bias": ("lm_head.bias",),
+    }
 
     def matches(self, config):
         return bert.is_of(self, config)

@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from transformer_jax.config import Fraction, PositiveInt, UserError
 from transformer_jax.contracts.model import CachedSequenceToSequence
 from transformer_jax.huggingface.encoder_decoder import EncoderDecoder
-from transformer_jax.huggingface.tensors import Keys, Table, layers
+from transformer_jax.huggingface.tensors import Keys, Table, layers, stored
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import MLP, Block, Remat, RMSNorm, Stack
@@ -45,6 +45,9 @@ class T5(CachedSequenceToSequence):
     # uses the token embeddings as output projection, scaled by 1 / sqrt(d_model); false: a separate
     # projection, without scale (version 1.1)
     tie_output: bool = True
+    # scales the hidden states by 1 / sqrt(d_model) in front of the output projection; none: if it
+    # is tied to the token embeddings
+    scale_output: bool | None = None
     # on each residual branch, the attention weights, the MLP's hidden layer, the embeddings and the
     # hidden states of the last layers
     dropout: Fraction = 0.1
@@ -165,8 +168,9 @@ class T5(CachedSequenceToSequence):
         return self.state_dropout(self.decoder_norm(x), train=train)
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
-        """Scales hidden states if the output projection is tied to the embeddings."""
-        return hidden * self.d_model**-0.5 if self.tie_output else hidden
+        """Scales hidden states in front of the output projection, see `scale_output`."""
+        is_scaled = self.tie_output if self.scale_output is None else self.scale_output
+        return hidden * self.d_model**-0.5 if is_scaled else hidden
 
     def output(self) -> Projection:
         """Returns the output projection: the table (V, M) without a bias."""
@@ -255,36 +259,42 @@ class Writer(EncoderDecoder):
         # Published files contain a bias here that no model uses.
         "EncDecAttention.relative_attention_bias.weight",
     )
+    tied = dict.fromkeys(ignored[:3], ("shared.weight",))
 
     def table(self, model):
         output = {} if model.tie_output else {_OUTPUT: ("same", "output_embed/embedding")}
         return _table(_GATED_MLP if model.gated else _MLP) | output
 
+    def read_config(self, hf_config, folder):
+        # The keys alone do not tell whether the output is tied, because transformers 5 writes
+        # tie_word_embeddings=true for all models: it ties if there is no tensor for the output.
+        scaled = hf_config.get("scale_decoder_outputs", hf_config.get("tie_word_embeddings", True))
+        says_tied = scaled and hf_config.get("tie_word_embeddings", True)
+        tied = says_tied or _OUTPUT not in stored(folder)
+        keys = {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+        return super().read_config(hf_config | keys, folder)
+
     def model_keys(self, hf_config):
         decoder_layers = hf_config.get("num_decoder_layers")
         keys = super().model_keys(hf_config)
+        tied = hf_config.get("tie_word_embeddings", True)
+        scaled = hf_config.get("scale_decoder_outputs", tied)
         return keys | {
             "num_decoder_layers": decoder_layers or keys["num_encoder_layers"],
             "gated": hf_config.get("feed_forward_proj") == "gated-gelu",
-            "tie_output": _has_tied_output(hf_config),
+            "tie_output": tied,
+            "scale_output": None if scaled == tied else scaled,
         }
 
     def other_keys(self, config, tokenizer):
+        scaled = config.model.scale_output
         return super().other_keys(config, tokenizer) | {
             "num_decoder_layers": config.model.num_decoder_layers,
             "feed_forward_proj": "gated-gelu" if config.model.gated else "relu",
             "tie_word_embeddings": config.model.tie_output,
+            # transformers 4 has no such key, and scales whatever is tied.
+            **({} if scaled is None else {"scale_decoder_outputs": scaled}),
         }
-
-
-def _has_tied_output(hf_config: dict) -> bool:
-    """Whether the output projection is tied to the embeddings and scaled.
-
-    transformers 5 writes tie_word_embeddings=true for all models, so scale_decoder_outputs takes
-    precedence.
-    """
-    tied = hf_config.get("tie_word_embeddings", True)
-    return hf_config.get("scale_decoder_outputs", tied)
 
 
 ARCHITECTURES = [Writer("T5ForConditionalGeneration", "t5", _KEYS, _table(_MLP), "text_to_text")]

@@ -318,6 +318,7 @@ class PreTraining(Causal):
     model = "xlnet"
     # Tied to the embeddings; and the embedding of targets, which only pre-training uses.
     ignored = ("lm_loss.weight", _TARGET)
+    tied = {"lm_loss.weight": ("word_embedding.weight",)}
 
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)

@@ -86,6 +86,8 @@ PREPROCESSOR = "preprocessor_config.json"
 class FineTuned:
     """Mixin for architectures with a fine-tuned head, combined with the family of their encoder."""
 
+    tied = {}  # what is left of the head of pre-training is not read
+
     @property
     def dropout_key(self) -> str:
         """The key of the dropout in front of the head; "" if the head has no key of its own."""
@@ -172,6 +174,8 @@ class Family:
     model: ClassVar[str]  # config.model.name
     prefix: ClassVar[str] = ""  # of names; those in a checkpoint may lack it
     ignored: ClassVar[tuple[str, ...]] = ()  # suffixes of the names of tensors that are not read
+    # {one of these suffixes: suffixes of the tensor, the first in the table, that it is tied to}
+    tied: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     architecture: str  # class of transformers, listed as "architectures" in config.json
     model_type: str

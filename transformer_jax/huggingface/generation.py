@@ -93,13 +93,16 @@ def decode_keys(options: dict) -> dict:
     options = {key: value for key, value in options.items() if value is not None}
     constraints = _constraints(options)
     min_length = options.get("min_length", 0)
-    if options.get("min_new_tokens"):
-        min_length = options["min_new_tokens"] + 1  # which does not count the end token
+    if options.get("min_new_tokens"):  # which does not count the end token
+        min_length = max(min_length, options["min_new_tokens"] + 1)
+    beams = _beams(options)
+    early_stopping = beams.pop("early_stopping")  # the last of the flags in a message
     return dict(
+        **beams,
         max_length=options.get("max_new_tokens", options.get("max_length", 1) - 1),
         min_length=min_length,
-        **_beams(options),
         **constraints,
+        early_stopping=early_stopping,
     )
 
 

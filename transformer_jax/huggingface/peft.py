@@ -193,6 +193,9 @@ _KEYS = frozenset(
     # These two change how adapters are trained, not what they compute.
     "monteclora_config velora_config".split()
 )
+# Initial values of adapters that leave the base model as it is. The others (PiSSA, OLoRA, LoftQ,
+# CorDA, ...) subtract the initial adapter from it, so that A and B fit only that changed model.
+_INITIAL = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def check(family: Family) -> None:
@@ -293,6 +296,14 @@ class Stored:
                     f"{folder / _CONFIG}: {key}={value}: adapters of this kind are not supported; "
                     "if PEFT can merge them into their model, convert the merged model"
                 )
+        initial = content.get("init_lora_weights")
+        if initial not in _INITIAL:
+            raise UserError(
+                f"{folder / _CONFIG}: init_lora_weights={initial!r} has changed the base model, "
+                "which these adapters do not contain; save them with PEFT's "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=DIR), which writes "
+                "adapters of the original model"
+            )
         if not isinstance(content.get("r"), int) or not content.get("lora_alpha"):
             raise UserError(f"{folder / _CONFIG}: r or lora_alpha is missing")
 

@@ -246,15 +246,18 @@ def read(
     targets: dict[str, list[np.ndarray]],
     prefix: str,
     ignored: tuple[str, ...],
+    *,
     constants: Mapping[str, np.ndarray] = MappingProxyType({}),
+    tied: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> None:
     """Fills the views `targets` with the folder's tensors, one tensor in memory at a time.
 
-    Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read.
+    Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read, but
+    those in `tied` must equal the first tensor whose name ends in one of their suffixes there.
 
     Raises UserError for a tensor that is missing, unknown or of another shape, for values that are
     not finite, for a dtype other than 16- or 32-bit floats, and for a tensor whose values differ
-    from `constants`.
+    from `constants` or from the tensor that it is tied to.
     """
     targets = {name.removeprefix(prefix): parts for name, parts in targets.items()}
     tensors = {name.removeprefix(prefix): source for name, source in stored(folder).items()}
@@ -275,6 +278,32 @@ def read(
         fill(f"{folder}: {name}", [values], *tensors[name])
         if not np.array_equal(values, constants[name]):
             raise UserError(f"{folder}: {name} has values for which our model has no parameter")
+
+    for name in sorted(others):
+        suffixes = next((tied[end] for end in tied if name.endswith(end)), ())
+        source = next((each for end in suffixes for each in targets if each.endswith(end)), None)
+        if source is not None:
+            _check_tied(folder, tensors[name], targets[source], tensors[source][1])
+
+
+def _check_tied(folder: pathlib.Path, tensor: tuple, parts: list[np.ndarray], name: str) -> None:
+    """Raises UserError if a tensor differs from the views that were filled with tensor `name`."""
+    file, stored_name = tensor
+    copies = [np.empty_like(part) for part in parts]
+    same_shape = True
+    try:
+        fill(f"{folder}: {stored_name}", copies, file, stored_name)
+    except UserError:
+        same_shape = tuple(file.get_slice(stored_name).get_shape()) == parts[0].shape
+        if same_shape:
+            raise
+    if not same_shape or not all(map(np.array_equal, copies, parts)):
+        raise UserError(
+            f"{folder}: {stored_name} differs from {name}, to which it is tied by config.json "
+            "(tie_word_embeddings is true or left out): only one of them can be right; set "
+            "tie_word_embeddings=false if this model has a separate output, or remove the other "
+            "tensor"
+        )
 
 
 def listed(names: Iterable[str]) -> str:
