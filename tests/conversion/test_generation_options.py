@@ -54,7 +54,12 @@ def drawn(number: int, architecture: str, likely: list[int], end: int) -> dict:
             "encoder_no_repeat_ngram_size": lambda: 2,
         }
     keys = chance.sample(sorted(choices), chance.randint(1, 4))
-    return {key: choices[key]() for key in keys}
+    options = {key: choices[key]() for key in keys}
+    # transformers refuses to suppress a token that it has to write.
+    forced = options.get("forced_bos_token_id")
+    if forced in options.get("suppress_tokens", []):
+        del options["forced_bos_token_id"]
+    return options
 
 
 class Pair:
