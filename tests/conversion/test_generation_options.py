@@ -1,174 +1,211 @@
-"""Converted runs write what transformers' `generate` writes, for random options of a checkpoint."""
+"""Converted runs write what transformers' `generate` writes with the options of a checkpoint."""
 
 import json
-import random
+import re
 
 import pytest
 
-from tests.conversion.checkpoints import copied, read_json
-from tests.fixtures import make_huggingface_outputs
+from tests.conversion.checkpoints import copied, read_json, refused
+from tests.fixtures import make_huggingface_options as make
 from transformer_jax import convert
-from transformer_jax.huggingface import encoder_decoder, family
+from transformer_jax.huggingface import encoder_decoder, family, generation
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 from transformer_jax.storage import buckets
 
-CAUSAL = ("GPT2LMHeadModel", "LlamaForCausalLM")
-PAIRS = ("BartForConditionalGeneration", "MarianMTModel", "T5ForConditionalGeneration")
-PROMPTS = dict.fromkeys((*CAUSAL, *PAIRS[:1]), "the cat saw a")
-PROMPTS |= {"MarianMTModel": "A dog runs .", "T5ForConditionalGeneration": "the cat sat on a mat"}
-TOKENS = 8  # of an output, at most
-COMBINATIONS = 40  # of each architecture
+EXPECTED = read_json(make.FILE)
+BART = "BartForConditionalGeneration"
+COMBINATIONS = 40  # random ones of each architecture
 
 
-def drawn(number: int, architecture: str, likely: list[int], end: int) -> dict:
-    """Returns random options. `likely` are the tokens of an output without any."""
-    chance = random.Random(f"{architecture} {number}")
+class Ours:
+    """The run of a checkpoint in a folder, whose options may change."""
 
-    def some(count):
-        return chance.sample(likely, min(count, len(likely)))
+    def __init__(self, architecture, folder):
+        self.architecture, self.folder = architecture, buckets.path(folder)
+        convert.from_hf(folder, folder.parent / "run")
+        _, self.params = open_run(folder.parent / "run")
 
-    def word():
-        first = chance.randrange(max(len(likely) - 2, 1))
-        return likely[first : first + chance.randint(1, 3)]
-
-    choices = {
-        "eos_token_id": lambda: [end, *some(chance.randint(1, 2))],
-        "bad_words_ids": lambda: [word() for _ in range(chance.randint(1, 3))],
-        "suppress_tokens": lambda: some(chance.randint(1, 3)),
-        "begin_suppress_tokens": lambda: some(chance.randint(1, 2)) + likely[:1],
-        "no_repeat_ngram_size": lambda: chance.randint(1, 3),
-        "min_new_tokens": lambda: chance.randint(1, 5),
-        "forced_eos_token_id": lambda: end,
-        "renormalize_logits": lambda: True,
-        "num_beams": lambda: chance.randint(2, 4),
-        "length_penalty": lambda: chance.choice([0.0, 0.6, 2.0]),
-        "early_stopping": lambda: chance.choice([True, False, "never"]),
-        "repetition_penalty": lambda: 1.3,
-        "sequence_bias": lambda: [[likely[:1], -3.0]],
-    }
-    if architecture in PAIRS:
-        choices |= {
-            "forced_bos_token_id": lambda: chance.choice([0, 5, *likely]),
-            "min_length": lambda: chance.randint(2, 6),
-            "encoder_no_repeat_ngram_size": lambda: 2,
-        }
-    keys = chance.sample(sorted(choices), chance.randint(1, 4))
-    options = {key: choices[key]() for key in keys}
-    # transformers refuses to suppress a token that it has to write.
-    forced = options.get("forced_bos_token_id")
-    if forced in options.get("suppress_tokens", []):
-        del options["forced_bos_token_id"]
-    return options
+    def best(self, options):
+        """Returns the best output of the run that a checkpoint with these options becomes."""
+        (self.folder / generation.FILE).write_text(json.dumps(options))
+        hf_config = read_json(self.folder / "config.json")
+        kind = family.checkpoint_family(self.folder, hf_config)
+        task = make_task(kind.read_config(hf_config, self.folder))
+        kind.complete(task, hf_config, self.folder)
+        prompts = [make.PROMPTS[self.architecture]]
+        if self.architecture in make.PAIRS:
+            task.config.decode.max_length = make.TOKENS
+            return next(task.translate(self.params, prompts))[0]
+        if options.get("num_beams", 1) > 1:
+            return next(task.generate_beam(self.params, prompts, max_tokens=make.TOKENS))[0]
+        limits = dict(max_tokens=make.TOKENS, temperature=0.0)
+        return next(task.generate(self.params, prompts, **limits))
 
 
-class Pair:
-    """A checkpoint in transformers, and its run here."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{architecture: its run}, each converted once."""
+    made = {}
 
-    def __init__(self, architecture: str, folder):
-        import transformers
+    def run(architecture):
+        if architecture not in made:
+            folder = tmp_path_factory.mktemp(architecture) / "hf"
+            make.write_checkpoint(architecture, folder)
+            made[architecture] = Ours(architecture, folder)
+        return made[architecture]
 
-        self.architecture, self.folder = architecture, folder / "hf"
-        if architecture in PAIRS:
-            make_huggingface_outputs.checkpoint(architecture, self.folder)
-        else:
-            copied(architecture, self.folder)
-        cls = getattr(transformers, architecture)
-        self.model = cls.from_pretrained(self.folder).eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
-        convert.from_hf(self.folder, folder / "run")
-        _, self.params = open_run(folder / "run")
-        self.hf_config = read_json(self.folder / "config.json")
-        self.path = self.folder / encoder_decoder.FILE
-        # Marian's padding is written here only if an option says so.
-        known = read_json(self.path)
-        keys = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id")
-        self.base = {key: known[key] for key in keys if key in known}
-        self.never = known.get("bad_words_ids", [])
-        self.end = self.base["eos_token_id"]
-        ids = self.ids_of_transformers({})
-        self.likely = [i for i in dict.fromkeys(ids) if i not in (self.end, *sum(self.never, []))]
-
-    def options(self, number: int) -> dict:
-        options = drawn(number, self.architecture, self.likely, self.end)
-        if self.never:
-            options["bad_words_ids"] = options.get("bad_words_ids", []) + self.never
-        return self.base | options
-
-    def ids_of_transformers(self, options: dict) -> list[int]:
-        import transformers
-
-        generation = transformers.GenerationConfig(**self.base | options)
-        if generation.pad_token_id is None:
-            generation.pad_token_id = self.end
-        prompt = self.tokenizer(PROMPTS[self.architecture], return_tensors="pt")
-        self.model.generation_config = generation
-        (ids,) = self.model.generate(
-            input_ids=prompt.input_ids,
-            attention_mask=prompt.attention_mask,
-            max_new_tokens=TOKENS,
-        )
-        start = 1 if self.architecture in PAIRS else prompt.input_ids.shape[1]
-        return ids[start:].tolist()
-
-    def text_of_transformers(self, options: dict) -> str:
-        ids = self.ids_of_transformers(options)
-        ends = options["eos_token_id"]
-        ends = ends if isinstance(ends, list) else [ends]
-        ids = ids[: next((n for n, i in enumerate(ids) if i in ends), len(ids))]
-        if self.architecture in PAIRS:
-            return self.tokenizer.decode(ids, skip_special_tokens=True)
-        before = self.tokenizer(PROMPTS[self.architecture]).input_ids
-        start, text = (self.tokenizer.decode(each) for each in (before, before + ids))
-        return text[len(start) :]
-
-    def text(self, options: dict) -> str:
-        """Returns what the run writes whose checkpoint has these options."""
-        self.path.write_text(json.dumps(options))
-        folder = buckets.path(self.folder)
-        kind = family.checkpoint_family(folder, self.hf_config)
-        config = kind.read_config(self.hf_config, folder)
-        task = make_task(config)
-        kind.complete(task, self.hf_config, folder)
-        prompt = PROMPTS[self.architecture]
-        if self.architecture in PAIRS:
-            task.config.decode.max_length = TOKENS
-            ((best,),) = task.translate(self.params, [prompt])
-        elif options.get("num_beams", 1) > 1:
-            ((best,),) = task.generate_beam(self.params, [prompt], max_tokens=TOKENS)
-        else:
-            (best,) = task.generate(self.params, [prompt], max_tokens=TOKENS, temperature=0.0)
-        return best.text
+    return run
 
 
-def compared(architecture, folder, numbers, capsys) -> dict[str, int]:
-    """Returns how many combinations are equal, and how many have a key that a line names."""
-    pair = Pair(architecture, folder)
-    counts = {"equal": 0, "named": 0}
-    wrong = []
+CASES = [(name, case) for name, entries in EXPECTED.items() for case in entries]
+
+
+@pytest.mark.sample(
+    "LlamaForCausalLM-several ends",
+    "GPT2LMHeadModel-words",
+    "BartForConditionalGeneration-several ends",
+    "MarianMTModel-words of beams",
+)
+@pytest.mark.parametrize("architecture, case", CASES, ids=map("-".join, CASES))
+def test_texts_and_scores_equal(architecture, case, runs):
+    """The score of a beam search counts the end token. BART has no forced first token."""
+    expected = EXPECTED[architecture][case]
+    best = runs(architecture).best(expected["options"])
+    assert best.text == expected["text"]
+    if expected["score"] is not None:
+        assert best.score == pytest.approx(expected["score"], abs=1e-4)
+
+
+def test_live(tmp_path):
+    pytest.importorskip("transformers")
+    assert make.made(BART) == EXPECTED[BART]
+
+
+def counted(architecture, folder, numbers, capsys):
+    """Returns how many combinations are equal, and how many have an option that a line names."""
+    theirs = make.Theirs(architecture, folder / "hf")
+    ours = Ours(architecture, folder / "hf")
+    counts, wrong = {"equal": 0, "named": 0}, []
     for number in numbers:
-        options = pair.options(number)
+        drawn = make.drawn(number, architecture, theirs.likely, theirs.end)
+        options = theirs.options(drawn)
         capsys.readouterr()
-        ours, theirs = pair.text(options), pair.text_of_transformers(options)
+        text = ours.best(options).text
         said = capsys.readouterr().err
-        named = [key for key in options if f" {key}=" in said and "option of each call" not in said]
-        named += [key for key in ("repetition_penalty",) if f" {key}=" in said]
-        if ours == theirs:
+        expected = theirs.text(theirs.generated(options)[0], options)
+        if text == expected:
             counts["equal"] += 1
-        elif named:
+        # The beams are an option of each call, which `best` gives.
+        elif [key for key in drawn if f" {key}=" in said and key != "num_beams"]:
             counts["named"] += 1
         else:
-            wrong.append((number, options, ours, theirs))
+            wrong.append((number, options, text, expected))
     assert not wrong, wrong
     return counts
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("architecture", [*CAUSAL, *PAIRS])
+@pytest.mark.parametrize("architecture", EXPECTED)
 def test_random_options_are_obeyed_or_named(architecture, tmp_path, capsys):
     pytest.importorskip("transformers")
-    counts = compared(architecture, tmp_path, range(COMBINATIONS), capsys)
+    counts = counted(architecture, tmp_path, range(COMBINATIONS), capsys)
     with capsys.disabled():
         print(f"\n{architecture}: {counts}")
-    assert counts["equal"] + counts["named"] == COMBINATIONS
+    assert sum(counts.values()) == COMBINATIONS
     assert counts["equal"] > COMBINATIONS // 2
+
+
+def test_options_of_a_decoder():
+    options = dict(
+        eos_token_id=[7, 5],
+        forced_eos_token_id=5,
+        bad_words_ids=[[3], [4, 2]],
+        suppress_tokens=[-1, 9],
+        begin_suppress_tokens=8,
+        no_repeat_ngram_size=3,
+        min_new_tokens=4,
+    )
+    keys = dict(
+        ends=(5, 7),
+        force_end=True,
+        bad_words=((3,), (4, 2)),
+        suppress=(9,),
+        begin_suppress=(8,),
+        no_repeat_ngram=3,
+        min_length=5,
+    )
+    assert generation.causal_keys(options) == keys
+    # Without beams in the options, the beam search of a run has our defaults.
+    assert generation.causal_keys({"length_penalty": 2.0, "num_beams": 1}) == {}
+    assert generation.causal_keys({"num_beams": 3})["beam"] == 3
+    assert list(generation.causal_remarks(options)) == []
+
+
+@pytest.mark.parametrize(
+    "options, remark",
+    [
+        (dict(do_sample=True, top_p=0.9), "top_p=0.9 .* --top_p=0.9"),
+        (dict(repetition_penalty=1.1), "repetition_penalty=1.1 .* --repetition_penalty=1.1"),
+        (dict(max_new_tokens=64), "max_new_tokens=64 .* --max_tokens=64"),
+        (dict(stop_strings=["\n\n"]), "stop_strings="),
+        (dict(num_beams=4), "num_beams=4 .* --beam=4"),
+        (dict(max_length=50), "max_length=50 counts the prompt"),
+        (dict(min_length=5), "min_length=5 counts the prompt"),
+        (dict(forced_bos_token_id=1), "forced_bos_token_id=1 of .* no equivalent"),
+        (dict(eos_token_id=2, forced_eos_token_id=3), "forced_eos_token_id=3 of .* no equivalent"),
+        (dict(sequence_bias=[[[1], 2.0]]), "sequence_bias="),
+        (dict(guidance_scale=1.5), "guidance_scale=1.5"),
+        (dict(do_sample=True, min_p=0.1), "min_p=0.1"),
+    ],
+)
+def test_an_option_that_is_not_obeyed_is_named(options, remark):
+    (message,) = generation.causal_remarks(options)
+    assert re.search(remark, message), message
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"eos_token_id": "</s>"}, "eos_token_id='</s>': must be an id or a list of ids"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids=.*: must be a list of lists of ids"),
+        ({"bad_words_ids": [[500]]}, "bad_words_ids: 500 is beyond the vocabulary of 307 tokens"),
+        ({"eos_token_id": [301, 900]}, "eos_token_id: 900 is beyond the vocabulary"),
+        ({"min_new_tokens": "4"}, "min_new_tokens='4': must be a whole number"),
+    ],
+)
+def test_wrong_options_are_refused(options, message, tmp_path):
+    folder = copied("LlamaForCausalLM", tmp_path / "hf")
+    (folder / generation.FILE).write_text(json.dumps(options))
+    refused(folder, tmp_path, message)
+
+
+def test_ends_of_config_json_and_back(tmp_path):
+    """An early checkpoint has its options in config.json; a single usual end needs no key."""
+    folder = copied("Qwen2ForCausalLM", tmp_path / "hf", eos_token_id=[286, 5], bad_words_ids=[[9]])
+    (folder / generation.FILE).unlink()
+    convert.from_hf(folder, tmp_path / "run")
+    decode = open_run(tmp_path / "run")[0].config.decode
+    assert (decode.ends, decode.bad_words) == ((286, 5), ((9,),))
+    convert.to_hf(tmp_path / "run", tmp_path / "back")
+    assert read_json(tmp_path / "back" / "config.json")["eos_token_id"] == [286, 5]
+    written = read_json(tmp_path / "back" / generation.FILE)
+    assert written["eos_token_id"] == [286, 5] and written["bad_words_ids"] == [[9]]
+
+
+def test_unusual_first_and_start_tokens_of_a_pair(tmp_path, capsys):
+    options = read_json(make.HERE / BART / generation.FILE)
+    folder = copied(BART, tmp_path / "hf")
+    for first, expected in ((0, None), (5, (5,)), (None, ())):
+        changed = options | {"forced_bos_token_id": first, "decoder_start_token_id": 3}
+        (folder / generation.FILE).write_text(json.dumps(changed))
+        hf_config = read_json(folder / "config.json")
+        path = buckets.path(folder)
+        kind = family.checkpoint_family(path, hf_config)
+        task = make_task(kind.read_config(hf_config, path))
+        kind.complete(task, hf_config, path)
+        decode = task.config.decode
+        assert decode.force_start == expected
+        assert "decoder_start_token_id=3 of transformers" in capsys.readouterr().err
+        written = encoder_decoder.options_of(decode, task.tokenizer.target, 80)
+        assert written.get("forced_bos_token_id") == first

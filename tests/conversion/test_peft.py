@@ -232,3 +232,28 @@ def test_runs_without_peft_adapters_are_refused(bases, tmp_path):
     with pytest.raises(UserError, match="PEFT has no adapter of token_embed/embedding; merge"):
         convert.to_peft(run, tmp_path / "peft")
     assert not (tmp_path / "peft").exists()
+
+
+@pytest.mark.parametrize(
+    "initial", ["pissa", "pissa_niter_4", "OLoRA", "loftq", "corda", "lora_ga", "of tomorrow"]
+)
+def test_adapters_of_a_changed_base_are_refused(initial, bases, tmp_path):
+    """PEFT 0.21 subtracts such an initial adapter from the base model when it loads one."""
+    folder = changed(tmp_path / "peft", init_lora_weights=initial)
+    message = f"{CONFIG}: init_lora_weights='{initial}'.*path_initial_model_for_weight_conversion"
+    with pytest.raises(UserError, match=message):
+        convert.from_peft(folder, tmp_path / "run", bases[make.GPT2])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("initial", [True, False, None, "gaussian", "orthogonal", "eva", "mica"])
+def test_other_initial_values_do_not_matter(initial, bases, read, tmp_path):
+    folder = changed(tmp_path / "peft", init_lora_weights=initial)
+    convert.from_peft(folder, tmp_path / "run", bases[make.GPT2])
+    expected, actual = (
+        open_run(run, merged=False)[1] for run in (read[make.GPT2], tmp_path / "run")
+    )
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    if initial == "eva":
+        convert.to_peft(tmp_path / "run", tmp_path / "back")
+        assert "init_lora_weights" not in json.loads((tmp_path / "back" / CONFIG).read_text())

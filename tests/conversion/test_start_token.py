@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tests.conversion.checkpoints import copied, logits, read_json
 from tests.conversion.checkpoints import GPT2 as GPT2_NAME
+from tests.conversion.checkpoints import copied, logits, read_json
 from tests.fixtures.make_huggingface import HERE
 from transformer_jax import convert
 from transformer_jax.data import tokenizers

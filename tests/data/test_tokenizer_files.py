@@ -16,9 +16,9 @@ NO_TOKENIZER = "no tokenizer that can be read here"
     [
         (
             {},
-            "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
-            "published_bpe.json, characters.json, wordpiece.json, words.json, t5.json, "
-            "albert.json, xlnet.json, marian.json, residues.json; it holds none",
+            "should hold one of albert.json, byte_bpe.json, characters.json, gpt1_bpe.json, "
+            "marian.json, published_bpe.json, residues.json, sentencepiece.model, t5.json, "
+            "wordpiece.json, words.json, xlnet.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},

@@ -195,7 +195,7 @@ _KEYS = frozenset(
 )
 # Initial values of adapters that leave the base model as it is. The others (PiSSA, OLoRA, LoftQ,
 # CorDA, ...) subtract the initial adapter from it, so that A and B fit only that changed model.
-_INITIAL = (None, True, False, "gaussian", "orthogonal", "eva")
+_INITIAL = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 
 def check(family: Family) -> None:
@@ -299,8 +299,8 @@ class Stored:
         initial = content.get("init_lora_weights")
         if initial not in _INITIAL:
             raise UserError(
-                f"{folder / _CONFIG}: init_lora_weights={initial!r} has changed the base model, "
-                "which these adapters do not contain; save them with PEFT's "
+                f"{folder / _CONFIG}: init_lora_weights={initial!r}: adapters that begin so need a "
+                "base model that is changed, too, and is not in this folder; save them with PEFT's "
                 "save_pretrained(..., path_initial_model_for_weight_conversion=DIR), which writes "
                 "adapters of the original model"
             )

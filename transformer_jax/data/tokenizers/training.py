@@ -46,7 +46,8 @@ def kinds() -> dict[str, type[Tokenizer]]:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Tokenizer)
     ]
-    return {kind.file: kind for kind in classes if "file" in vars(kind)}
+    found = {kind.file: kind for kind in classes if "file" in vars(kind)}
+    return dict(sorted(found.items()))
 
 
 def load(folder: pathlib.Path) -> Tokenizer:
