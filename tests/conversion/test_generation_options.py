@@ -8,7 +8,7 @@ import pytest
 from tests.conversion.checkpoints import copied, read_json, refused
 from tests.fixtures import make_huggingface_options as make
 from transformer_jax import convert
-from transformer_jax.huggingface import encoder_decoder, family, generation
+from transformer_jax.huggingface import encoder_decoder, family, generate_options
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 from transformer_jax.storage import buckets
@@ -28,7 +28,7 @@ class Ours:
 
     def best(self, options):
         """Returns the best output of the run that a checkpoint with these options becomes."""
-        (self.folder / generation.FILE).write_text(json.dumps(options))
+        (self.folder / generate_options.FILE).write_text(json.dumps(options))
         hf_config = read_json(self.folder / "config.json")
         kind = family.checkpoint_family(self.folder, hf_config)
         task = make_task(kind.read_config(hf_config, self.folder))
@@ -135,11 +135,11 @@ def test_options_of_a_decoder():
         no_repeat_ngram=3,
         min_length=5,
     )
-    assert generation.causal_keys(options) == keys
+    assert generate_options.causal_keys(options) == keys
     # Without beams in the options, the beam search of a run has our defaults.
-    assert generation.causal_keys({"length_penalty": 2.0, "num_beams": 1}) == {}
-    assert generation.causal_keys({"num_beams": 3})["beam"] == 3
-    assert list(generation.causal_remarks(options)) == []
+    assert generate_options.causal_keys({"length_penalty": 2.0, "num_beams": 1}) == {}
+    assert generate_options.causal_keys({"num_beams": 3})["beam"] == 3
+    assert list(generate_options.causal_remarks(options)) == []
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_options_of_a_decoder():
     ],
 )
 def test_an_option_that_is_not_obeyed_is_named(options, remark):
-    (message,) = generation.causal_remarks(options)
+    (message,) = generate_options.causal_remarks(options)
     assert re.search(remark, message), message
 
 
@@ -176,29 +176,29 @@ def test_an_option_that_is_not_obeyed_is_named(options, remark):
 )
 def test_wrong_options_are_refused(options, message, tmp_path):
     folder = copied("LlamaForCausalLM", tmp_path / "hf")
-    (folder / generation.FILE).write_text(json.dumps(options))
+    (folder / generate_options.FILE).write_text(json.dumps(options))
     refused(folder, tmp_path, message)
 
 
 def test_ends_of_config_json_and_back(tmp_path):
     """An early checkpoint has its options in config.json; a single usual end needs no key."""
     folder = copied("Qwen2ForCausalLM", tmp_path / "hf", eos_token_id=[286, 5], bad_words_ids=[[9]])
-    (folder / generation.FILE).unlink()
+    (folder / generate_options.FILE).unlink()
     convert.from_hf(folder, tmp_path / "run")
     decode = open_run(tmp_path / "run")[0].config.decode
     assert (decode.ends, decode.bad_words) == ((286, 5), ((9,),))
     convert.to_hf(tmp_path / "run", tmp_path / "back")
     assert read_json(tmp_path / "back" / "config.json")["eos_token_id"] == [286, 5]
-    written = read_json(tmp_path / "back" / generation.FILE)
+    written = read_json(tmp_path / "back" / generate_options.FILE)
     assert written["eos_token_id"] == [286, 5] and written["bad_words_ids"] == [[9]]
 
 
 def test_unusual_first_and_start_tokens_of_a_pair(tmp_path, capsys):
-    options = read_json(make.HERE / BART / generation.FILE)
+    options = read_json(make.HERE / BART / generate_options.FILE)
     folder = copied(BART, tmp_path / "hf")
     for first, expected in ((0, None), (5, (5,)), (None, ())):
         changed = options | {"forced_bos_token_id": first, "decoder_start_token_id": 3}
-        (folder / generation.FILE).write_text(json.dumps(changed))
+        (folder / generate_options.FILE).write_text(json.dumps(changed))
         hf_config = read_json(folder / "config.json")
         path = buckets.path(folder)
         kind = family.checkpoint_family(path, hf_config)

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, Range, UserError
 from transformer_jax.contracts.model import Cached
-from transformer_jax.huggingface.generation import Causal
+from transformer_jax.huggingface.generate_options import Causal
 from transformer_jax.huggingface.tensors import Keys, layers
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface import family
-from transformer_jax.huggingface.generation import Causal
+from transformer_jax.huggingface.generate_options import Causal
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
-from transformer_jax.huggingface.generation import Causal
+from transformer_jax.huggingface.generate_options import Causal
 from transformer_jax.huggingface.tensors import Keys, Table, layers, linear, norm
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import check_heads

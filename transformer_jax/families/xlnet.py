@@ -17,7 +17,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.huggingface import family
-from transformer_jax.huggingface.generation import Causal
+from transformer_jax.huggingface.generate_options import Causal
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import check_heads

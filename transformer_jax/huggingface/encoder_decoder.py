@@ -6,7 +6,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from transformer_jax.huggingface.family import Family
-from transformer_jax.huggingface.generation import (
+from transformer_jax.huggingface.generate_options import (
     FILE,
     decode_keys,
     forced_start,

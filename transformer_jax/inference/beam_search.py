@@ -15,8 +15,8 @@ from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
-from transformer_jax.inference.constraints import UNCONSTRAINED, Constraints, Written, end_ids
 from transformer_jax.inference.generation import limit_in_window
+from transformer_jax.inference.token_constraints import UNCONSTRAINED, Constraints, Written, end_ids
 from transformer_jax.layers.decoding import State, on_rows
 
 # --------------------------------------------------------------------------------------------------

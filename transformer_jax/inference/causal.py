@@ -27,7 +27,6 @@ from transformer_jax.inference.beam_search import (
     ScoredContinuation,
     checked_search,
 )
-from transformer_jax.inference.constraints import Constraints, end_ids
 from transformer_jax.inference.generation import (
     MAX_TOKENS,
     Continuation,
@@ -36,6 +35,7 @@ from transformer_jax.inference.generation import (
     Sampling,
     sampling_from,
 )
+from transformer_jax.inference.token_constraints import Constraints, end_ids
 from transformer_jax.layers.embeddings import check_ids, token_log_probs
 from transformer_jax.pictures.attention_maps import Attended
 

@@ -17,7 +17,7 @@ from transformer_jax.data import arguments
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
-from transformer_jax.inference.constraints import UNCONSTRAINED, Constraints, Written
+from transformer_jax.inference.token_constraints import UNCONSTRAINED, Constraints, Written
 from transformer_jax.layers.decoding import State, on_rows, split
 from transformer_jax.pictures.progress import say
 

@@ -14,9 +14,9 @@ from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
-from transformer_jax.inference.constraints import end_ids
 from transformer_jax.inference.encoder import StatesUse
 from transformer_jax.inference.stream import Stream
+from transformer_jax.inference.token_constraints import end_ids
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import predictions
