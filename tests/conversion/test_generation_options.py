@@ -136,6 +136,9 @@ def test_options_of_a_decoder():
         min_length=5,
     )
     assert generate_options.causal_keys(options) == keys
+    # transformers replaces the one by the other.
+    both = dict(min_length=6, min_new_tokens=2)
+    assert encoder_decoder.decode_keys(both)["min_length"] == 3
     # Without beams in the options, the beam search of a run has our defaults.
     assert generate_options.causal_keys({"length_penalty": 2.0, "num_beams": 1}) == {}
     assert generate_options.causal_keys({"num_beams": 3})["beam"] == 3

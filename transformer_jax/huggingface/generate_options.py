@@ -93,8 +93,8 @@ def decode_keys(options: dict) -> dict:
     options = {key: value for key, value in options.items() if value is not None}
     constraints = _constraints(options)
     min_length = options.get("min_length", 0)
-    if options.get("min_new_tokens"):  # which does not count the end token
-        min_length = max(min_length, options["min_new_tokens"] + 1)
+    if options.get("min_new_tokens"):  # which replaces min_length, and does not count the end token
+        min_length = options["min_new_tokens"] + 1
     beams = _beams(options)
     early_stopping = beams.pop("early_stopping")  # the last of the flags in a message
     return dict(
