@@ -123,22 +123,22 @@ def test_the_documentation_of_the_standard_library_is_split_by_file():
         split: texts.open_documents(data(corpus="pydoc"), split)
         for split in ("train", "valid", "test")
     }
-    texts = {split: list(source) for split, source in splits.items()}
+    texts_of = {split: list(source) for split, source in splits.items()}
     words = {
         split: sum(len(text.split()) for text in split_texts)
-        for split, split_texts in texts.items()
+        for split, split_texts in texts_of.items()
     }
     assert words["train"] > 250_000 and words["valid"] > 5_000 and words["test"] > 5_000
     assert all(
         text.count("\n") >= 1 and all(map(str.strip, text.split("\n")))
-        for split_texts in texts.values()
+        for split_texts in texts_of.values()
         for text in split_texts
     )
-    assert not set(texts["train"]) & {*texts["valid"], *texts["test"]}
+    assert not set(texts_of["train"]) & {*texts_of["valid"], *texts_of["test"]}
     # help("objects")
     assert any(
         "Everything in Python is an object." in text or "Python’s abstraction for data." in text
-        for text in texts["train"]
+        for text in texts_of["train"]
     )
     assert (
         len(
