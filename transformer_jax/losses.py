@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token, fused with the output projection."""
+"""Cross-entropy of the next token, fused with the output projection, and streaming metrics."""
 
 import functools
 import math

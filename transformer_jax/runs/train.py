@@ -1,4 +1,4 @@
-"""Training: from a config to the updates of its run."""
+"""Training: from a config to the updates of its run, which has its workdir for itself."""
 
 import contextlib
 import fcntl

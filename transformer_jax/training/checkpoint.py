@@ -28,7 +28,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.layers import parameters
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
-from transformer_jax.training import step as states
+from transformer_jax.training import step as training_step
 
 FORMAT = 1
 
@@ -312,7 +312,7 @@ def _restored_sums(saved: dict, abstract_metrics):
     for name, pair in abstract_metrics.items():
         values = saved.get(name, (0, 0))
         sums[name] = tuple(
-            states.put(np.asarray(value, like.dtype), like.sharding)
+            training_step.put(np.asarray(value, like.dtype), like.sharding)
             for value, like in zip(values, pair)
         )
     return sums

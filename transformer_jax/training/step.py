@@ -1,4 +1,4 @@
-"""The jitted steps of training and evaluation, and the programs that a config compiles to."""
+"""The jitted steps of training and evaluation, the state, and the program of a config."""
 
 import dataclasses
 import functools

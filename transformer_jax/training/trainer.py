@@ -34,7 +34,7 @@ from transformer_jax.pictures.progress import Bar, console, doing, say
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Mirror, appearing, write_whole
 from transformer_jax.training import optimizer, warm_start
-from transformer_jax.training import step as states
+from transformer_jax.training import step as training_step
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
@@ -281,7 +281,7 @@ class Trainer:
         """Returns (state, totals) before the first update."""
         config, task, program = self.config, self.task, self.program
         say(f"no checkpoint in {self._checkpoints.folder}: beginning with step 0")
-        state = states.init(task, program.tx, program.state)
+        state = training_step.init(task, program.tx, program.state)
         init_from = config.init_from if config.train.pretrained else None
         if init_from or task.other_runs:
             if origin is None:
@@ -393,7 +393,7 @@ class Trainer:
         values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
         self._reporter.write(step, values)
         self._reporter.progress(step, values)
-        self.state = state.replace(metrics=states.zeros(self.program.state.metrics))
+        self.state = state.replace(metrics=training_step.zeros(self.program.state.metrics))
 
     def _flops(self, after: int, step: int) -> dict[int, float]:
         """Returns {update: its FLOPs} for the updates after `after`, up to and including `step`."""
@@ -471,7 +471,7 @@ class Trainer:
                 range(source.num_batches(rows)),
             )
             # An evaluation reads streams of its own, so it does not continue the carry of training.
-            carry = states.make_carry(self.task, rows, program.mesh, program.table)
+            carry = training_step.make_carry(self.task, rows, program.mesh, program.table)
             sums = functools.reduce(losses.add_metrics, self._sums(batches, carry))
             means = losses.mean_metrics(sums)
             means.pop("filled", None)
