@@ -96,6 +96,12 @@ TINY = {
     "data.tokenizer": "bpe",
 }
 
+
+def updates(number: int) -> int:
+    """Returns the updates of a run whose scores are read with --full alone: 4 without it."""
+    return number if os.environ.get("TEST_ANNOTATIONS") == "1" else 4
+
+
 SENTENCES = [
     ("a dog runs", "ein hund rennt"),
     ("the cat sleeps", "die katze schläft"),

@@ -114,6 +114,7 @@ def brute_force(seed, batch, row, limit, alpha):
     return sorted(outputs, reverse=True)
 
 
+@pytest.mark.sample("0.6-0-RowsToy", "1.5-1-RingToy", "0.0-1-RowsToy")
 @TOYS
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])

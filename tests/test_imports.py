@@ -116,6 +116,7 @@ def test_importing_every_module_changes_nothing_outside(tmp_path):
     assert json.loads(run(IMPORTS, ROOT, tmp_path / "run").stdout.splitlines()[-1]) == []
 
 
+@pytest.mark.full
 def test_programs_run_one_after_another_in_one_process(tmp_path):
     done = run(PROGRAMS, tmp_path)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

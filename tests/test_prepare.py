@@ -22,6 +22,7 @@ def stores(cache):
     return {path.name: contents(path) for path in cache.glob("*-*") if path.is_dir()}
 
 
+@pytest.mark.full
 def test_two_processes_build_the_store_of_one(tmp_path, monkeypatch):
     config = build_config(tmp_path)
     flags = [f"--config={config_file(config, tmp_path)}", f"--config.data.cache={tmp_path}/both"]

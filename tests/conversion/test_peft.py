@@ -246,6 +246,7 @@ def test_adapters_of_a_changed_base_are_refused(initial, bases, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sample("True", "gaussian", "eva")
 @pytest.mark.parametrize("initial", [True, False, None, "gaussian", "orthogonal", "eva", "mica"])
 def test_other_initial_values_do_not_matter(initial, bases, read, tmp_path):
     folder = changed(tmp_path / "peft", init_lora_weights=initial)

@@ -106,6 +106,7 @@ def test_near_duplicates_of_earlier_splits_are_left_out(library):
     assert not read["test"]
 
 
+@pytest.mark.full
 def test_the_functions_that_are_held_out_are_not_in_the_corpora():
     """No source stands in a file that the corpus "python" trains on."""
     pairs = {split: list(PythonFunctions(split)) for split in SPLITS}

@@ -67,6 +67,7 @@ def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
             compiled(tokens(2, 6), tokens(2, 7))
 
 
+@pytest.mark.sample("gpt-20", "gpt--1", "bart-20", "binary-20")
 @pytest.mark.parametrize("invalid", [20, -1])  # GPT's table has a row of zeros at 20
 def test_ids_are_in_the_vocabulary(applied, invalid):
     name, apply = applied

@@ -276,6 +276,7 @@ def test_attention_weights_are_of_the_state_before_or_after_the_step(monkeypatch
     assert weights.shape == (1, 2, 7, 7) and model.attentions == ("cross", "encoder")
 
 
+@pytest.mark.sample("content", "monotonic")
 @pytest.mark.parametrize("name", MODELS)
 def test_flops_count_the_matrix_products(name):
     model, _ = build(name)

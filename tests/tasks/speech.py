@@ -2,6 +2,7 @@
 
 import pathlib
 
+from tests.conftest import updates
 from tests.examples import masked_speech as tones
 from transformer_jax import config as configs
 
@@ -52,9 +53,9 @@ def build(folder: pathlib.Path, task: str = "ctc", **overrides):
         data=dict(
             train_files=str(manifest), valid_files=str(manifest), cache=str(folder / "cache")
         ),
-        train=dict(num_steps=160, batch=8, log_every=40, eval_every=160),
+        train=dict(num_steps=updates(160), batch=8, log_every=40, eval_every=updates(160)),
         optimizer=dict(learning_rate=1e-2, schedule="linear", warmup_steps=0.1, clip_norm=1.0),
-        checkpoint=dict(every=160),
+        checkpoint=dict(every=updates(160)),
         decode=dict(batch=8, beam=1),
     )
     for key, value in overrides.items():

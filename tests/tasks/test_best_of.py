@@ -66,6 +66,7 @@ def test_one_prompt_is_printed_as_text(gpt, chooser):
     assert done.returncode == 0 and done.stdout.startswith("the cat"), done.stderr
 
 
+@pytest.mark.full
 def test_flags_that_do_not_go_together_are_refused(gpt):
     workdir = f"--workdir={gpt.workdir}"
     refused(call("generate", workdir, "--best_of=2"), "--best_of and --reward: give both")

@@ -9,6 +9,7 @@ import scipy.special
 from ml_collections import ConfigDict
 
 from tests import examples
+from tests.conftest import updates
 from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -30,7 +31,7 @@ MODEL = dict(
     attention_dropout=0.0,
     dtype="float32",
 )
-STEPS = 80
+STEPS = updates(80)
 # Sources of several lengths, one of which is cut.
 LINES = [
     "the cat sat on the mat. It is so.",

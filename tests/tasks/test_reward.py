@@ -33,6 +33,7 @@ def trained(tmp_path_factory):
     return last, *open_run(folder / "run"), folder
 
 
+@pytest.mark.full
 def test_it_learns_rankings_and_is_evaluated_as_in_training(trained):
     last, task, params, _ = trained
     assert last["valid/accuracy"] == 1 and last["valid/loss"] < 0.3

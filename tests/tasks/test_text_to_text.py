@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests import examples
+from tests.conftest import updates
 from tests.programs import call
 from tests.tasks.conftest import trained
 from transformer_jax import config as configs
@@ -31,9 +32,9 @@ SIZES = {
     "decode.beam": 2,
     "train.batch": 16,
     "task.label_smoothing": 0.0,
-    "train.num_steps": 120,
-    "train.eval_every": 120,
-    "checkpoint.every": 120,
+    "train.num_steps": updates(120),
+    "train.eval_every": updates(120),
+    "checkpoint.every": updates(120),
     "optimizer.learning_rate": 0.01,
     "optimizer.warmup_steps": 20,
 }
@@ -130,8 +131,10 @@ def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
     assert result["scores"]["bleu"]["p_value"] == 1
 
     answers = run.task.answers(run.params, "valid")
-    worse = answers._replace(outputs=["the"] * 16)
-    compared = translating.comparison(run.task.measures, answers, worse)
+    right, worse = (
+        answers._replace(outputs=outputs) for outputs in (answers.references, ["the"] * 16)
+    )
+    compared = translating.comparison(run.task.measures, right, worse)
     assert compared["rouge1"]["p_value"] < 0.01 and compared["rouge1"]["interval"][0] > 0
     for other in (
         answers._replace(references=["the"] * 16),

@@ -53,6 +53,7 @@ def by_whole_prefixes(task, params, line):
     return task.tokenizer.target.decode([target[1:]])[0]
 
 
+@pytest.mark.full
 def test_cached_greedy_decoding_equals_reading_the_whole_prefix(translation):
     task, params = opened(translation, beam=1)
     texts = best_texts(task, params)

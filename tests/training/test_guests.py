@@ -171,7 +171,8 @@ MESHES = (dict(fsdp=2), dict(tensor=2), dict(data=2))
 # Others have their models, or their own tests have a trained run.
 FULL = (
     *("chat", "reward", "adaptive", "unilm", "masked targets", "masked patches", "transcripts"),
-    *("longformer", "realformer", "albert", "roberta", "esm", "context2vec", "awd_lstm"),
+    *("longformer", "realformer", "albert", "roberta", "esm", "context2vec", "awd_lstm", "bart"),
+    *("t5", "electra", "vit", "linformer", "sparse_transformer"),
 )
 
 

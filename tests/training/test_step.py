@@ -129,6 +129,7 @@ def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
     np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
     """Four microbatches reduce as many bytes as one.
 
