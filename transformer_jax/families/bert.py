@@ -130,7 +130,7 @@ class BERT(UnifiedLM):
             dilations=dilations,
         )
         self.mlm_norm = norm()
-        # As long as the table of token embeddings, padding included, to whose logits it is added.
+        # Has the length of the token table, padding included, because it is added to its logits.
         self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")
 
     @takes_inputs

@@ -32,7 +32,7 @@ from transformer_jax.layers.relative_attention import (
 )
 
 # The inputs of all layers at the positions of the memory, and 1 where a position is filled. Rows
-# come first, so that they are split over devices like those of a batch.
+# come first, so that microbatches divide a carry as they divide the batch.
 Carry = tuple[Float[Array, "B layers K M"], Int[Array, "B K"]]
 
 
