@@ -52,7 +52,7 @@ class Bigram(Recurrent):
         filled: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
         train: bool = False,
     ) -> tuple[Float[Array, "B L M"], tuple]:
-        # One-hot vectors turn the look-up into an output projection, so that losses and decoding
+        # One-hot vectors turn the lookup into an output projection, so that losses and decoding
         # need no special case. `restarts` and `filled` do not matter without a state.
         return jax.nn.one_hot(tokens, self.d_model), carry
 

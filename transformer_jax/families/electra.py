@@ -112,6 +112,7 @@ class ELECTRA(BERT):
         """Projects embeddings (B, L, E) to the width of the layers (B, L, M)."""
         if self.d_embed == self.d_model:
             return x
+        # M is not split: activations split their rows over fsdp instead, see `sharding.RULES`.
         return sharding.constrain(self.embed_projection(x), "batch", "length", None)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
@@ -166,7 +167,7 @@ _KEYS = bert.KEYS.changed(
     required={"embedding_size": "d_embed"},
     optional={"type_vocab_size": ("num_token_types", 2)},
     allowed={
-        # `pooled` computes the vector for multiple choice in this way only.
+        # Only this summary of multiple choice can be converted, because `pooled` computes no other.
         "summary_type": ("first",),
         "summary_use_proj": (True,),
         "summary_activation": ("gelu",),

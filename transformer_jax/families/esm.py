@@ -119,7 +119,7 @@ class ESM(RoBERTa):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 _POSITIONS = "max_position_embeddings"
-# {position_embedding_type: config.model.positions}
+# transformers calls learned positions absolute: {position_embedding_type: config.model.positions}.
 _KINDS = {"absolute": "learned", "rotary": "rotary"}
 _KEYS = Keys(
     required={

@@ -110,8 +110,6 @@ class Longformer(RoBERTa):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# Longformer with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = roberta.KEYS.changed(required={"attention_window": "attention_window"})
 _GLOBAL = {
     **linear("attention.self.query_global", "attention/global_query"),

@@ -256,7 +256,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     ) -> tuple[dict[str, Array], Any]:
         first, _ = bounds(jnp.asarray(segments))
         widths = (self.source_width, *self._first_widths)
-        # NumPy, because the places of a split must be known when the program is traced.
+        # NumPy, because the indices of a split must be known when the program is traced.
         annotations, *parts = jnp.split(encoder_output, np.cumsum(widths[:-1]), axis=-1)
         source = self.decoder.source(annotations, jnp.arange(encoder_output.shape[1]) - first)
         states = []

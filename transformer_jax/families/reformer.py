@@ -333,7 +333,7 @@ class LanguageModel(Causal):
             "num_layers": len(pattern),
             "attention": _shortest_pattern(pattern),
             "buckets": [buckets] if isinstance(buckets, int) else buckets,
-            # transformers' attention does not compare the buckets within a chunk.
+            # Always, because transformers' attention does not compare the buckets within a chunk.
             "across_buckets": True,
             "max_length": math.prod(shape),
             "axial_shape": shape,

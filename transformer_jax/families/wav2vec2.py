@@ -395,7 +395,7 @@ _QUANTIZER = {
 
 
 # Keys of the feature extractor that have one value only. Neither `return_attention_mask` nor the
-# padding matters here, because no hidden state of an utterance depends on its padding.
+# padding is read, because utterances are transcribed as if they had none (`ignore_padding`).
 _EXTRACTOR = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,

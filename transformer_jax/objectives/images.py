@@ -127,7 +127,7 @@ class ImageTask(SourceTask):
         return ImageRows(records, self.view_of(split), self.philox_key)
 
     def component(self, records: store.Records) -> rows.Component:
-        # Records without a split are not augmented.
+        # These records belong to no split, and only training images are augmented.
         return self.images_of("valid", records)
 
     def image_spec(self) -> dict[str, jax.ShapeDtypeStruct]:

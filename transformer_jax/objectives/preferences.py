@@ -188,7 +188,8 @@ def bradley_terry(
 
 
 # --------------------------------------------------------------------------------------------------
-# Reward models: the rewards of texts, and the initial parameters.
+# Reward models: the rewards of texts, and the initial parameters. These are functions of a tree of
+# parameters, because it is a subtree in the tasks that learn from rewards.
 
 
 def rewards(

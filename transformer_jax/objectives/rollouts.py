@@ -34,7 +34,7 @@ from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
 # Rollouts: completions that a causal model samples within a compiled step, in order to learn from
-# them.
+# them. The parameters of the step sample, so that no copy of them must be kept up to date.
 
 
 class Answers(NamedTuple):
@@ -147,7 +147,7 @@ class Prompted(Continued):
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
 
     evaluates_rows = False
-    num_answers = 1  # completions of each prompt
+    num_answers = 1  # completions of each prompt; a subclass may compare several
 
     @property
     def length(self) -> int:
@@ -359,6 +359,7 @@ def adapted_coefficient(
 
 # --------------------------------------------------------------------------------------------------
 # The base class of the on-policy tasks, whose model learns from the rewards of its own completions.
+# They differ only in what they make of the rewards.
 
 _SHOWN = 3  # completions that an evaluation prints
 
@@ -634,6 +635,7 @@ class Policy(Prompted):
                 batch["rewards"] = self.rewarded(params, batch)
             batch["old_log_probs"] = self.policy_log_probs(params, batch)
             batch["reference_log_probs"] = self.reference_log_probs(params, batch)
+            # Replicated, so that `device_get` gives all processes the same values.
             return gathered(batch)
 
     def _show(self, completions: Answers) -> None:

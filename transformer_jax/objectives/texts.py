@@ -363,7 +363,9 @@ class NextTokens(CausalUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Masked language modeling: the phases of a run, and the loss of the masked tokens.
+# Masked language modeling: the phases of a run, and the loss of the masked tokens. Phases exist
+# because most updates can use short rows, whose attention is cheaper (Devlin et al. 2018, appendix
+# A.2).
 
 # The arrays of a batch with one entry for each masked token. Arrays with one for each position
 # would mostly hold positions without a loss.

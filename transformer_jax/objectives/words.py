@@ -39,7 +39,8 @@ class WordTask(EncoderUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Negative sampling: the target of a hidden state against noise words (Mikolov et al. 2013).
+# Negative sampling: the target of a hidden state against noise words (Mikolov et al. 2013). A
+# softmax would need a product with the whole vocabulary for each target.
 
 
 def negative_sampling(
@@ -71,7 +72,8 @@ def negative_sampling(
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     predicted = product("bsm,btm->bst", states, targets)
     rejected = product("bsm,bkm->bsk", states, noise)
-    # The number of pairs in which a state meets a noise word, without those whose target it is.
+    # A state meets a noise word in several pairs with equal losses, so the pairs are counted,
+    # without those whose target it is.
     counts = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
     # -log sigmoid(-x) as softplus(x), which stays finite where the sigmoid underflows.
     noise_losses = negatives / noise.shape[1] * counts * jax.nn.softplus(rejected)

@@ -15,7 +15,7 @@ from scipy import optimize
 # text, a shorter context is used.
 
 _MOST_HELD_OUT = 2**17  # most tokens on which smoothing is fitted; its few parameters need no more
-_ROUNDS = 100  # maximum number of iterations of expectation maximization
+_ROUNDS = 100  # most iterations, because expectation maximization may converge slowly
 _LEAST_CHANGE = 1e-4  # stop if no weight changes by more than this
 _BINS = 64  # one for 0 and one for each power of two that an int64 count can reach
 # The range in which `k` of add-k smoothing is searched: a bounded search needs finite ends, and k =

@@ -57,7 +57,8 @@ def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.sum(x * y) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
-# Data sets write a tag as B-PER, B_PER, PER-B or PER_B. The type may be missing.
+# Several forms, because data sets write a tag as B-PER, B_PER, PER-B or PER_B. The type may be
+# missing.
 _FORMS = tuple(
     re.compile(form)
     for form in (

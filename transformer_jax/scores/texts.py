@@ -17,7 +17,7 @@ from transformer_jax.config import UserError
 # Scores of translations: sacreBLEU, chrF, and BLEU as in Vaswani et al. 2017.
 
 
-# The tokenizers of sacreBLEU that are made for one language; all others have the tokenizer 13a.
+# Languages in which 13a, sacreBLEU's tokenizer for all others, would not find the words.
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
@@ -172,7 +172,8 @@ def _compound_split(lines: list[str], language: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Scores of summaries: ROUGE (Lin 2004), computed by the library rouge-score.
+# Scores of summaries: ROUGE (Lin 2004), computed by the library rouge-score, which was made to
+# reproduce the numbers of the original script.
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
