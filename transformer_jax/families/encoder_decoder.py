@@ -226,8 +226,7 @@ class EncoderDecoder(CachedSequenceToSequence):
 # A run that trained its own SentencePiece tokenizer is exported with the token ids and the start
 # token of a Marian model. Post-LN runs become MarianMTModel, and pre-LN runs become Pegasus, which
 # is the same model in pre-LN. CTranslate2 reads both.
-# The default of PyTorch, which Marian's models use. Their config.json has no key for it.
-_EPSILON = 1e-5
+_EPSILON = 1e-5  # the default of PyTorch, because Marian's config.json has no key for it
 _KEYS = Keys(
     required={
         "d_model": "d_model",
