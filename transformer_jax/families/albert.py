@@ -33,11 +33,14 @@ class ALBERT(BERT):
         self.embed_projection = Linear(embed, model, axes=("embed", None), **linear)
         self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.mlm_transform = Linear(model, embed, axes=("embed", None), **linear)
+        # A head has no `dtype` and so computes in float32, because bfloat16 rounds different scores
+        # to equal ones.
         self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
     def _embed(self, inputs, *, train):
         """Returns the projected embeddings (B, L, M) (section 3.1)."""
         x = super()._embed(inputs, train=train)  # (B, L, E)
+        # M is not split: activations split their rows over fsdp instead, see `sharding.RULES`.
         return sharding.constrain(self.embed_projection(x), "batch", "length", None)
 
     def flops(self, length: int, predictions: int) -> float:
@@ -49,8 +52,6 @@ class ALBERT(BERT):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# ALBERT with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = bert.KEYS.changed(
     required={"embedding_size": "d_embed"},
     optional={
@@ -59,14 +60,15 @@ _KEYS = bert.KEYS.changed(
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     },
     allowed={
-        # Two names of the tanh approximation of GELU.
+        # Both names mean the tanh approximation of GELU, which `setup` selects.
         "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
-        # All layers share the same parameters.
+        # Several groups would have parameters of their own, but here all layers share theirs.
         "num_hidden_groups": (1,),
         "inner_group_num": (1,),
     },
 )
 
+# The shared layer is stored once, so its tensors have no numbers, unlike those of BERT.
 _NAME = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 _PATH = "encoder/layer"
 _ENCODER = {
@@ -96,10 +98,10 @@ _SPAN = linear("qa_outputs", "head/out")
 class PreTraining(Family):
     model = "albert"
     ignored = (
-        # Tied to the embeddings and to predictions.bias.
+        # Copies of the embeddings and of predictions.bias, with which `tied` compares them.
         "predictions.decoder.weight",
         "predictions.decoder.bias",
-        # The constants 0, 1, 2, ...
+        # A buffer of older releases of transformers, which holds 0, 1, 2, ... and is never trained.
         "embeddings.position_ids",
         # Older releases save the pooler with every head, even if the table does not list it.
         "albert.pooler.weight",

@@ -16,7 +16,8 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.recurrent import Unidirectional
 
-Carry = tuple[recurrent.State, ...]  # the output and the cell of each layer
+# (output, cell) of each layer: a tuple, not one array, because the last layer has another width.
+Carry = tuple[recurrent.State, ...]
 
 
 class AwdLSTM(Recurrent):
@@ -45,6 +46,8 @@ class AwdLSTM(Recurrent):
         init = nn.initializers.normal(self.d_model**-0.5)
         self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=self._dtype)
         self.output_bias = Bias(self.vocab_size, "vocab")
+        # `shared`, because this mask has an entry for each word of the vocabulary, not for each
+        # row.
         self.drop_words = Dropout(self.word_dropout, shared=True)
         self.drop_input = Dropout(self.input_dropout, locked=True)
         self.layer = [Unidirectional(c, weight_dropout=self.weight_dropout) for c in self._cells]
@@ -94,6 +97,7 @@ class AwdLSTM(Recurrent):
 
     @nn.nowrap
     def depth(self, path: tuple[str, ...]) -> int | None:
+        # Numbers start at 1, because the embeddings have depth 0.
         return _number(path) or super().depth(path)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
@@ -108,6 +112,8 @@ class AwdLSTM(Recurrent):
         x = self.token_embed(tokens)
         if not train:
             return x
+        # The vectors are scaled after the lookup, because the table is also the output projection,
+        # from which no word is dropped.
         factors = self.drop_words(jnp.ones(self.vocab_size, x.dtype), train=True)  # (V,)
         return x * jnp.take(factors, tokens, axis=0)[..., None]
 

@@ -23,8 +23,8 @@ from transformer_jax.layers.embeddings import Embed, Projection, row_positions
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 
-# The number of rows at the start of the position tables that belong to no position, as in the
-# published checkpoints.
+# fairseq counts positions from the id of padding + 1 = 2, so the position tables of published
+# checkpoints start with two rows that belong to no position.
 _POSITION_OFFSET = 2
 
 
@@ -70,6 +70,7 @@ class BART(CachedSequenceToSequence):
         positions = dict(axes=(None, "embed"), offset=_POSITION_OFFSET, key="max_length")
         self.position_embed = embed(self.max_length, **positions)
         self.decoder_position_embed = embed(self.max_length, **positions)
+        # The default epsilon of PyTorch, which BART uses. Its config.json has no key for it.
         norm = partial(LayerNorm, 1e-5)
         self.embed_norm = norm()
         self.decoder_embed_norm = norm()
@@ -86,6 +87,8 @@ class BART(CachedSequenceToSequence):
         mlp = partial(
             MLP,
             d_ff=self.d_ff,
+            # The exact GELU, which config.json names gelu; gelu_new would be the tanh
+            # approximation.
             activation=partial(jax.nn.gelu, approximate=False),
             dropout=self.activation_dropout,
             **linear,
@@ -160,8 +163,6 @@ class BART(CachedSequenceToSequence):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# BART for text generation, and BART with fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -184,7 +185,8 @@ _KEYS = Keys(
         "tie_word_embeddings": (True,),
     },
 )
-# The keys of the decoder, and the keys of the encoder whose values they must have.
+# config.model has one value for both stacks, so each of these keys of the decoder must have the
+# value of the encoder's key.
 _SHARED_KEYS = {
     "decoder_attention_heads": "encoder_attention_heads",
     "decoder_ffn_dim": "encoder_ffn_dim",
@@ -207,7 +209,7 @@ _LAYER = {
     **linear("fc2", "mlp/wo"),
     **norm("final_layer_norm", "mlp_norm"),
 }
-# The layers of an encoder-decoder, which have the same names in Marian's models.
+# Public, because Marian's models give their layers the same names.
 STACKS = {
     **layers("model.encoder.layers.{}.", "encoder/layers/", _LAYER),
     **layers(
@@ -236,7 +238,7 @@ _SPAN = linear("qa_outputs", "head/out")
 class _BART(Family):
     model = "bart"
     prefix = "model."
-    # Tied to the shared embeddings.
+    # Copies of the shared embeddings, with which `tied` compares them.
     ignored = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
     tied = dict.fromkeys(ignored, ("shared.weight", "decoder.embed_tokens.weight"))
 
@@ -265,11 +267,14 @@ class _BART(Family):
 @dataclasses.dataclass(frozen=True)
 class Writer(_BART, EncoderDecoder):
     def constants(self, model):
+        # transformers adds this buffer to the logits. Our BART has no output bias, so that a
+        # checkpoint with other values than zeros must be refused.
         return {"final_logits_bias": np.zeros((1, model.vocab_size), np.float32)}
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned(_BART):
+    # A fine-tuned model has no output projection, so what a file still holds of it is not compared.
     tied = {name: source for name, source in _BART.tied.items() if name != "lm_head.weight"}
 
     def task_keys(self, config, hf_config):
@@ -278,7 +283,7 @@ class FineTuned(_BART):
     def other_keys(self, config, tokenizer):
         keys = super().other_keys(config, tokenizer)
         keys |= special_keys(tokenizer) | family.write_keys(config.task)
-        # transformers' head for spans has no dropout.
+        # No key for spans, because transformers' head for spans has no dropout.
         if self.task != "span":
             keys["classifier_dropout"] = config.task.head_dropout
         return keys

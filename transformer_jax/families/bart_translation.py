@@ -13,7 +13,8 @@ from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import compute_dtype
 
-# The tensors of BART, before the first layer and in it, that the first stage trains.
+# Beside the new encoder, the first stage trains these parameters of BART (section 3.4). All others
+# stay frozen until the second stage.
 _POSITIONS = ("position_embed", "decoder_position_embed")
 _INPUTS = ("query", "key", "value")
 
@@ -34,6 +35,8 @@ class BARTTranslation(BART):
     begins_with = {
         "bart": {
             "": {},
+            # The layers of a stack share one array, which can only be frozen as a whole. The first
+            # layer, of which the first stage trains a part, is therefore a module of its own.
             "first_layer": {"part": "encoder", "layers": "0"},
             "encoder": {"part": "encoder", "layers": "1:"},
         }
@@ -54,6 +57,7 @@ class BARTTranslation(BART):
         init = nn.initializers.normal(self.init_std)
         embed = partial(Embed, features=self.d_model, init=init, dtype=compute_dtype(self.dtype))
         self.source_embed = embed(self.source_vocab_size, key="source_vocab_size")
+        # This table is new, so it needs no offset for the rows of published checkpoints.
         self.source_position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         self.source_embed_norm = LayerNorm(1e-5)
         self.source_encoder = stack(self.num_source_layers)
@@ -74,6 +78,8 @@ class BARTTranslation(BART):
         x = self.source_embed(source) + self._at(self.source_position_embed, source, positions)
         x = self.embed_dropout(self.source_embed_norm(x), train=train)
         x = self.source_encoder(x, mask=mask, train=train)
+        # The output of the new encoder takes the place of BART's token embeddings. BART's own
+        # layers follow unchanged, including its positions and its norm.
         x = x + self._at(self.position_embed, source, positions)
         x = self.embed_dropout(self.embed_norm(x), train=train)
         x = self.first_layer(x, mask=mask, train=train)

@@ -77,6 +77,8 @@ class BERT(UnifiedLM):
         model = (self.d_model,)
         self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        # A head has no `dtype` and so computes in float32, because bfloat16 rounds different scores
+        # to equal ones.
         self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
     def _set_up_encoder(
@@ -128,6 +130,7 @@ class BERT(UnifiedLM):
             dilations=dilations,
         )
         self.mlm_norm = norm()
+        # Has the length of the token table, padding included, because it is added to its logits.
         self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")
 
     @takes_inputs
@@ -207,8 +210,8 @@ class BERT(UnifiedLM):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# BERT with its pre-training and fine-tuning heads, from and to Hugging Face. KEYS and the tables
-# below are shared by the families that derive from BERT.
+# KEYS and the functions for tables are public, because the families that derive from BERT convert
+# with them as well.
 KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -274,7 +277,8 @@ _MASKED_LM = {
     **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
     "cls.predictions.bias": ("same", "mlm_bias/bias"),
 }
-# Tasks whose runs have the pre-training heads. A checkpoint is converted to a run of the first.
+# Runs of these tasks have the same heads, so each can be written as a pre-trained BERT. A
+# checkpoint does not tell its task and becomes a run of the first.
 _OBJECTIVES = ("masked_lm", "mixed_masks", "masked_targets")
 _POOLER = linear("bert.pooler.dense", "pooler")
 _NEXT_SENTENCE = linear("cls.seq_relationship", "nsp")
@@ -286,10 +290,10 @@ _SPAN = linear("qa_outputs", "head/out")
 class PreTraining(family.Family):
     model = "bert"
     ignored = (
-        # Tied to the embeddings and to cls.predictions.bias.
+        # Copies of the embeddings and of cls.predictions.bias, with which `tied` compares them.
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
-        # The constants 0, 1, 2, ...
+        # A buffer of older releases of transformers, which holds 0, 1, 2, ... and is never trained.
         "embeddings.position_ids",
         # Older releases save the pooler with every head, even where the table lacks it.
         "bert.pooler.dense.weight",

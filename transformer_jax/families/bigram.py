@@ -28,6 +28,7 @@ class Bigram(Recurrent):
     d_model: PositiveInt = 96  # width of the hidden states, equal to vocab_size
 
     def setup(self):
+        # Zeros make all tokens equally likely, so that the first loss is log(vocab_size).
         self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)
 
     def check(self) -> None:
@@ -51,6 +52,8 @@ class Bigram(Recurrent):
         filled: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
         train: bool = False,
     ) -> tuple[Float[Array, "B L M"], tuple]:
+        # One-hot vectors turn the lookup into an output projection, so that losses and decoding
+        # need no special case. `restarts` and `filled` do not matter without a state.
         return jax.nn.one_hot(tokens, self.d_model), carry
 
     def output(self) -> Projection:

@@ -27,7 +27,8 @@ class Context2Vec(Encoder):
 
     can = frozenset({"fill"})
     vocabulary = ("token_embed/embedding", "right_embed/embedding", "output_embed/embedding")
-    word_table = "output_embed/embedding"  # in the space of the contexts
+    # Not the table that an LSTM reads: only these vectors are in the space of the contexts.
+    word_table = "output_embed/embedding"
     max_length = None
     num_layers: ClassVar[int] = 1
 
@@ -62,7 +63,8 @@ class Context2Vec(Encoder):
         tokens, segments = inputs.tokens, inputs.segment_ids
         segments = jnp.ones_like(tokens) if segments is None else jnp.asarray(segments)
         filled = segments > 0
-        changes = jnp.diff(segments, axis=1) != 0  # between a position and the next
+        # The LSTMs restart where the segment changes, because the texts of a row are unrelated.
+        changes = jnp.diff(segments, axis=1) != 0
         begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
         ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
         left = self.drop(self.token_embed(tokens), train=train)
@@ -71,6 +73,8 @@ class Context2Vec(Encoder):
         after, _ = self.right(right, filled, None, ends)
         # The LSTM outputs at a position have read its own word, which the context must not contain,
         # so the outputs of its neighbors are used.
+        # A roll moves a vector around the end of the row, but only to a position that begins or
+        # ends a text and is set to 0.
         before = jnp.where(begins[..., None], 0, jnp.roll(before, 1, axis=1))
         after = jnp.where(ends[..., None], 0, jnp.roll(after, -1, axis=1))
         context = self.drop(jnp.concatenate([before, after], axis=-1), train=train)

@@ -98,7 +98,7 @@ class Decoder(Cached):
             rotary=Rotary(self.rotary_theta, self.rotary_factor, self.rotary_length),
             dropout=self.attention_dropout,
             use_bias=self.qkv_bias,
-            output_bias=False,  # Qwen2 has biases, but none here
+            output_bias=False,  # also in Qwen2, whose biases are those of queries, keys and values
             **linear,
         )
         mlp = partial(
@@ -155,7 +155,7 @@ class Decoder(Cached):
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# Llama and Qwen2 with a language-model head, from and to Hugging Face.
+# Llama and Qwen2 are one model here; they differ only in the biases of queries, keys and values.
 _REQUIRED = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
@@ -164,6 +164,7 @@ _REQUIRED = {
     "num_attention_heads": "num_heads",
     "max_position_embeddings": "max_length",
 }
+# The defaults are those of transformers, which may differ from those of config.model.
 _OPTIONAL = {
     "num_key_value_heads": ("num_kv_heads", None),
     "rms_norm_eps": ("norm_epsilon", 1e-6),
@@ -215,10 +216,12 @@ _LLAMA = {
 }
 _QWEN2 = _LLAMA | layers("model.layers.{}.", "decoder/layers/", _BIASES)
 
-# The numbers of turns in the trained length between which `Rotary` changes rates gradually, which
-# are the values of Llama 3.1.
+# Numbers of turns in the trained length between which the rates change gradually. `Rotary` has
+# these values of Llama 3.1 built in, so a checkpoint with others is refused.
 _TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_MAX_LENGTH = 4096  # the longest row in config.task.length of a converted run
+# Llama 3.1 has 131,072 positions. A converted run starts with shorter rows, which take much less
+# memory; config.task.length can be raised.
+_MAX_LENGTH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +262,8 @@ class LanguageModel(Causal):
             "num_key_value_heads": model.num_kv_heads or model.num_heads,
             # Qwen2's configuration does not accept null.
             **({"head_dim": model.head_dim} if model.head_dim else {}),
+            # Both keys, because transformers 5 reads the first, and earlier releases read the
+            # second.
             "rope_parameters": rotary,
             "rope_theta": model.rotary_theta,
             "bos_token_id": tokenizer.bos_id,

@@ -38,6 +38,7 @@ class DistilBERT(BERT):
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the hidden states (B, L, M) and the logits of masked tokens (B, L, V)."""
         hidden = self.hidden(inputs, train=train)
+        # The pooler is not called here, so that Linen creates no parameters for it in pre-training.
         return hidden, self.logits(hidden)
 
     def _embed(self, inputs, *, train):
@@ -45,6 +46,7 @@ class DistilBERT(BERT):
         positions = inputs.positions
         if positions is None:
             positions = row_positions(inputs.tokens, self.max_length)
+        # BERT's `type_embed` is never called and so has no parameters, either.
         x = self.token_embed(inputs.tokens) + self.position_embed(positions)
         return self.embed_dropout(self.embed_norm(x), train=train)
 
@@ -59,8 +61,6 @@ class DistilBERT(BERT):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# DistilBERT with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -107,7 +107,7 @@ _MASKED_LM = {
 _POOLER = linear("pre_classifier", "pooler")
 _CLASSIFIER = linear("classifier", "head/out")
 _SPAN = linear("qa_outputs", "head/out")
-# The key of the dropout before the head of a task.
+# Tagging has no key, because the dropout of its head is the one of the layers.
 _DROPOUT = {
     "classification": "seq_classif_dropout",
     "choice": "seq_classif_dropout",
@@ -119,7 +119,7 @@ _DEFAULT_DROPOUT = {"seq_classif_dropout": 0.2, "qa_dropout": 0.1}
 @dataclasses.dataclass(frozen=True)
 class PreTraining(family.Family):
     model = "distilbert"
-    ignored = ("vocab_projector.weight",)  # tied to the embeddings
+    ignored = ("vocab_projector.weight",)  # a copy of the embeddings, see `tied`
     tied = {"vocab_projector.weight": ("embeddings.word_embeddings.weight",)}
 
     def matches(self, config):
@@ -145,7 +145,6 @@ class PreTraining(family.Family):
 class FineTuned(family.FineTuned, PreTraining):
     @property
     def dropout_key(self):
-        # The dropout of the tagging head is the one of the layers.
         return _DROPOUT.get(self.task, "")
 
     def default_dropout(self, config):
@@ -153,7 +152,7 @@ class FineTuned(family.FineTuned, PreTraining):
 
     def task_keys(self, config, hf_config):
         keys = super().task_keys(config, hf_config)
-        # Unlike BERT's, the head for spans has dropout.
+        # Unlike BERT's, the head for spans has dropout, which `read_keys` does not expect.
         is_span = self.task == "span"
         dropout = hf_config.get(self.dropout_key, self.default_dropout(config))
         return keys | ({"head_dropout": dropout} if is_span else {})

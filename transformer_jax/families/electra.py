@@ -21,7 +21,8 @@ from transformer_jax.layers.embeddings import Projection
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Linear, compute_dtype
 
-# The parameters that the generator and the discriminator share.
+# The generator shares these with the discriminator (section 3.2), whose part of the tree holds them
+# once for both.
 _EMBEDDINGS = ("token_embed", "position_embed", "type_embed", "embed_norm")
 
 
@@ -60,11 +61,14 @@ class ELECTRA(BERT):
         init = nn.initializers.truncated_normal(self.init_std)
         linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
         embed, model = (self.d_embed,), (self.d_model,)
+        # As in the published code, embeddings of the width of the layers are not projected.
         if self.d_embed != self.d_model:
             self.embed_projection = Linear(embed, model, axes=("embed", None), **linear)
         self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.mlm_transform = Linear(model, embed, axes=("embed", None), **linear)
         self.detector_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        # A head has no `dtype` and so computes in float32, because bfloat16 rounds different scores
+        # to equal ones.
         self.detector = Linear(model, (1,), axes=("embed", None), head=True, kernel_init=init)
         if self.generator_size:
             self.generator = self.narrow()
@@ -74,10 +78,13 @@ class ELECTRA(BERT):
         """Returns the generator as a standalone model."""
         share = self.generator_size
         return self.clone(
+            # Without a parent, the clone can be initialized and applied alone; `setup` binds it
+            # again.
             parent=None,
             d_model=round(share * self.d_model),
             d_ff=None if self.d_ff is None else round(share * self.d_ff),
             num_heads=max(round(share * self.num_heads), 1),
+            # Otherwise `setup` of the generator would make a generator of its own, and so on.
             generator_size=0.0,
         )
 
@@ -105,6 +112,7 @@ class ELECTRA(BERT):
         """Projects embeddings (B, L, E) to the width of the layers (B, L, M)."""
         if self.d_embed == self.d_model:
             return x
+        # M is not split: activations split their rows over fsdp instead, see `sharding.RULES`.
         return sharding.constrain(self.embed_projection(x), "batch", "length", None)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
@@ -150,17 +158,16 @@ class ELECTRA(BERT):
     def detection_flops(self, length: int, predictions: int) -> float:
         """Returns the FLOPs of a forward pass of generator and discriminator over one row."""
         detector = parameters.dense(length, self.d_model, self.d_model + 1)
+        # The discriminator predicts no masked tokens, hence the 0.
         return self.narrow().flops(length, predictions) + self.flops(length, 0) + detector
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# ELECTRA's discriminator, generator and fine-tuning heads, from and to Hugging Face.
 _KEYS = bert.KEYS.changed(
     required={"embedding_size": "d_embed"},
     optional={"type_vocab_size": ("num_token_types", 2)},
     allowed={
-        # The pooled vector in multiple choice.
+        # Only this summary of multiple choice can be converted, because `pooled` computes no other.
         "summary_type": ("first",),
         "summary_use_proj": (True,),
         "summary_activation": ("gelu",),
@@ -188,9 +195,9 @@ _SPAN = linear("qa_outputs", "head/out")
 class _ELECTRA(Family):
     model = "electra"
     ignored = (
-        # Tied to the embeddings.
+        # A copy of the embeddings, with which `tied` compares it.
         "generator_lm_head.weight",
-        # The constants 0, 1, 2, ...
+        # A buffer of older releases of transformers, which holds 0, 1, 2, ... and is never trained.
         "embeddings.position_ids",
     )
     tied = {"generator_lm_head.weight": ("embeddings.word_embeddings.weight",)}
@@ -239,6 +246,7 @@ class MaskedLM(_ELECTRA):
         return config
 
     def theirs(self, params, task):
+        # Only the generator of a pair is a masked language model, so it alone is written.
         return task.model.narrow_params(params) if _is_pair(task.config) else params
 
     def task_keys(self, config, hf_config):

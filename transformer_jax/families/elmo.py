@@ -15,7 +15,8 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.recurrent import LSTM, State, Unidirectional, zero_state
 
-# The recurrent states of both directions, for each layer.
+# (forward, backward) state of each layer. Training carries both from row to row, because the text
+# of the backward direction comes in reverse order, as a stream of its own.
 Carry = tuple[tuple[State, State], ...]
 
 _FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -33,7 +34,7 @@ class ELMo(Encoder):
 
     can = frozenset({"both_ways"})
     vocabulary = ("output_embed/embedding", "output_bias/bias")
-    word_table = None  # the model reads characters
+    word_table = None  # the model reads characters, so no table has a vector for each word
     heads = ("output_embed", "output_bias")
     decoding_stacks = ()
     max_length = None
@@ -95,6 +96,7 @@ class ELMo(Encoder):
     def setup(self):
         width = self.d_model // 2
         self.words = self._words()
+        # Neither is `reverse`, because `_read` gets the words of each direction in its order.
         self.forward = [Unidirectional(self._cell) for _ in range(self.num_layers)]
         self.backward = [Unidirectional(self._cell) for _ in range(self.num_layers)]
         self.drop = Dropout(self.dropout)
@@ -152,6 +154,7 @@ class ELMo(Encoder):
                 )
             )
             y = jnp.stack(outputs, axis=2)
+            # Residual connections start at the second layer (Peters et al. 2018, section 3.4).
             x = x + y if number else y
             states.append(x)
             after.append(last)
@@ -169,10 +172,14 @@ class ELMo(Encoder):
     def _layers(self, inputs: Inputs, train: bool) -> list[Float[Array, "B L M"]]:
         words, segments = self.words(inputs.tokens), inputs.segment_ids
         segments = jnp.ones(words.shape[:2], int) if segments is None else segments
+        # In the backward order, the padding comes first, and leaves the zero state unchanged.
         segments = _both_ways(jnp.asarray(segments))
+        # The first position needs no restart, because the carry is zero there.
         restarts = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
         carry = self.initial_carry(len(words))
         states, _ = self._read(_both_ways(words), segments > 0, restarts, carry, train)
+        # The backward half returns to the order of the words, so that both halves of a state belong
+        # to the same word.
         states = [jnp.stack([x[:, :, 0], x[:, ::-1, 1]], axis=2) for x in states]
         states = [jnp.stack([words, words], axis=2), *states]
         return [x.reshape(*words.shape[:2], self.d_model) for x in states]

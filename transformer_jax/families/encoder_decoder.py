@@ -109,6 +109,7 @@ class EncoderDecoder(CachedSequenceToSequence):
         if self.source_vocab_size:
             self.source_embed = embed(self.source_vocab_size, key="source_vocab_size")
         else:
+            # One module with two names. Linen names its parameters after the first, target_embed.
             self.source_embed = self.target_embed
         if self.positions == "learned":
             self.position_embed = embed(
@@ -191,12 +192,15 @@ class EncoderDecoder(CachedSequenceToSequence):
         train: bool,
     ) -> Float[Array, "B L M"]:
         """Returns scaled token embeddings with position encodings (sections 3.4 and 3.5)."""
+        # Sinusoids exist for any position. Only bounded kinds limit the length of a row.
         if positions is None:
             max_length = self.max_length if self.positions in BOUNDED else tokens.shape[1]
             positions = row_positions(tokens, max_length)
         x = embed(tokens) * math.sqrt(self.d_model)
         if self.positions != "none":
+            # In decoding, all hypotheses of an input have one position, (B, 1).
             positions = jnp.broadcast_to(positions, tokens.shape)
+            # The codes are computed in float32, because bfloat16 has no integers such as 257.
             vectors = self._position_vectors(positions).astype(x.dtype)
             if self.position_width:
                 x = jnp.concatenate([x, vectors], axis=-1)
@@ -206,6 +210,7 @@ class EncoderDecoder(CachedSequenceToSequence):
 
     def _position_vectors(self, positions: Int[Array, "B L"]) -> Float[Array, "B L W"]:
         if self.positions == "learned":
+            # Scaled like the token embeddings, because it has the same initial standard deviation.
             return self.position_embed(positions) * math.sqrt(self.d_model)
         width = self.position_width or self.d_model
         return position_codes(self.positions, positions, width, self.max_length)
@@ -221,7 +226,7 @@ class EncoderDecoder(CachedSequenceToSequence):
 # A run that trained its own SentencePiece tokenizer is exported with the token ids and the start
 # token of a Marian model. Post-LN runs become MarianMTModel, and pre-LN runs become Pegasus, which
 # is the same model in pre-LN. CTranslate2 reads both.
-_EPSILON = 1e-5
+_EPSILON = 1e-5  # the default of PyTorch, because Marian's config.json has no key for it
 _KEYS = Keys(
     required={
         "d_model": "d_model",
@@ -268,8 +273,6 @@ class Translator(Writer):
     def constants(self, model):
         return {} if model.output_bias else super().constants(model)
 
-    # from Hugging Face
-
     def vocab_size(self, hf_config):
         return max(hf_config["vocab_size"], hf_config.get("decoder_vocab_size") or 0)
 
@@ -279,6 +282,7 @@ class Translator(Writer):
             raise UserError("scale_embedding=False: only True is supported")
         if hf_config.get("decoder_start_token_id") != hf_config.get("pad_token_id"):
             raise UserError("decoder_start_token_id: only the value of pad_token_id is supported")
+        # silu and swish are two names of one function, of which config.model has only swish.
         if hf_config.get("activation_function") == "silu":
             hf_config = hf_config | {"activation_function": "swish"}
         keys = super().model_keys(hf_config) | {
@@ -306,9 +310,8 @@ class Translator(Writer):
             yield f"activation_dropout={rate} becomes 0: {self.model} has none"
 
     def ours(self, params, task):
+        # The argsort of a permutation is its inverse.
         return _permuted(params, task, np.argsort(_column_order(task.config.model.d_model)))
-
-    # to Hugging Face
 
     def check(self, config):
         model = config.model
@@ -351,6 +354,7 @@ class Translator(Writer):
         target, model = task.tokenizer.target, task.config.model
         if isinstance(target, SentencePiece):
             if self.norm_position == "post":
+                # Before `_with_rows`, which moves the row of `start_id`.
                 params = _starting_from_zero(params, target.start_id)
             _, order = unigram.marian_of_sentence_piece(target, model.vocab_size)
             params = _with_rows(params, order)
@@ -433,6 +437,7 @@ def _starting_from_zero(params, start_id: int):
     changes all logits of a position by the same constant. The biases of the first layers add to the
     residual stream and to queries, keys and values what was subtracted from their inputs.
     """
+    # In float64, so that the exported weights are rounded only once.
     table = params["target_embed"]["embedding"].astype(np.float64)
     shift = math.sqrt(table.shape[1]) * table[start_id]  # (M,)
     params = params | {
@@ -444,8 +449,10 @@ def _starting_from_zero(params, start_id: int):
 
 def _with_shift(stack, shift: np.ndarray):
     """Returns a stack whose first attention and its residual see the inputs plus `shift` (M,)."""
+    # Copies, because the biases are changed in place, and the run must keep its parameters.
     stack = jax.tree.map(np.array, stack)
     attention = stack["layers"]["attention"]
+    # Layer 0 alone, because the layers above it read its output, which does not change.
     for name in ("query", "key", "value"):
         kernel = attention[name]["kernel"][0].astype(np.float64)  # (M, H, D)
         attention[name]["bias"][0] += np.einsum("m,mhd->hd", shift, kernel)

@@ -19,7 +19,7 @@ from transformer_jax.layers.embeddings import Rotary, row_positions
 from transformer_jax.layers.parameters import Linear
 
 # The fraction of tokens that pre-training replaces by the mask token: 80 % of the 15 % that are
-# predicted.
+# predicted. It is a constant in the published code, too, whatever a task masks.
 _MASKED = 0.15 * 0.8
 
 
@@ -105,6 +105,7 @@ class ESM(RoBERTa):
             x = x + self.position_embed(positions)
         if self.norm_first:
             x = self.embed_norm(x)
+        # As in the published code, although attention hides the padding anyway.
         return jnp.where(filled[..., None], x, 0)
 
     def contact_logits(self, maps: Float[Array, "B P P N"]) -> Float[Array, "B P P"]:
@@ -117,10 +118,8 @@ class ESM(RoBERTa):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# ESM with the masked-residue and contact heads, from and to Hugging Face.
 _POSITIONS = "max_position_embeddings"
-# {position_embedding_type: config.model.positions}
+# transformers calls learned positions absolute: {position_embedding_type: config.model.positions}.
 _KINDS = {"absolute": "learned", "rotary": "rotary"}
 _KEYS = Keys(
     required={
@@ -141,7 +140,7 @@ _KEYS = Keys(
         "emb_layer_norm_before": ("norm_first", False),
     },
     allowed={
-        # The first row of the position table that is used is pad_token_id + 1.
+        # Positions are counted from pad_token_id + 1, so that another id would shift them all.
         "pad_token_id": (ESM.position_offset - 1,),
         "is_folding_model": (False,),
         "is_decoder": (False,),
@@ -174,10 +173,11 @@ _NORM_FIRST = norm("esm.embeddings.layer_norm", "embed_norm")
 class MaskedResidues(Family):
     model = "esm"
     ignored = (
-        # Tied to the embeddings and to lm_head.bias.
+        # Copies of the embeddings and of lm_head.bias, with which `tied` compares them.
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
-        # The constants 0, 1, 2, ..., and the rates of the rotations.
+        # Buffers of the constants 0, 1, 2, ... and of the rates of the rotations, which nothing
+        # trains.
         "embeddings.position_ids",
         "rotary_embeddings.inv_freq",
         # Checkpoints with rotary positions may also contain a table of learned positions.
@@ -208,6 +208,7 @@ class MaskedResidues(Family):
                 f"position_embedding_type={kind!r}: only {' or '.join(map(repr, _KINDS))} is "
                 "supported"
             )
+        # The default of transformers is null, which means false.
         nones = {name: value or False for name, value in keys.items() if name == "norm_first"}
         sizes = {"max_length": length - ESM.position_offset, "positions": _KINDS[kind]}
         return keys | nones | sizes

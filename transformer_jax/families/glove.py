@@ -40,6 +40,7 @@ class GloVe(WordVectors):
         return products.sum(axis=-1) + self.token_bias()[first] + self.output_bias()[second]
 
     def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
+        # Two lookups, because the sum of the tables would touch the whole vocabulary for each row.
         return self.token_embed(tokens) + self.output_embed(tokens)
 
     def output(self) -> Projection:

@@ -141,6 +141,7 @@ class GPT(Cached):
         visible keys. Padding is counted; norms, softmax and embedding lookups are not.
         """
         sizes = parameters.LayerSizes.of(self)
+        # The pattern starts with a dense layer, so the last one of an odd number is dense, too.
         num_local = 0 if self.local_window is None else self.num_layers // 2
         full = sizes.layer(length, parameters.causal_pairs(length))
         local = sizes.layer(length, parameters.causal_pairs(length, self.local_window))
@@ -153,8 +154,6 @@ class GPT(Cached):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# GPT and GPT-2 with a language-model head, and GPT-2 classifiers, from and to Hugging Face.
 #
 # For classification, this package adds special tokens at the start of a row, between its texts and
 # at its end, whose ids are the last three of the vocabulary (see `finetuning/encoder.py`). A
@@ -197,6 +196,8 @@ _GPT2_KEYS = Keys(
     absent=_ABSENT,
 )
 
+# OpenAI's Conv1D stores its kernels as (inputs, outputs), like ours and unlike torch.nn.Linear, so
+# the kernels of the MLP keep their layout. Queries, keys and values are one matrix there.
 _LAYER = {
     "ln_1.weight": ("same", "attention_norm/scale"),
     "ln_1.bias": ("same", "attention_norm/bias"),
@@ -238,7 +239,8 @@ _GPT2 = {
 }
 _CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
 
-# A key of config.json: the last three ids start, separate and end the texts of a row.
+# A key of config.json: the last three ids start, separate and end the texts of a row. Its name must
+# not change, because exported checkpoints contain it.
 _HAS_SPECIAL_TOKENS = "transformer_jax_marks"
 _NUM_SPECIAL_TOKENS = 3
 
@@ -247,7 +249,7 @@ _NUM_SPECIAL_TOKENS = 3
 class LanguageModel(Causal):
     model = "gpt"
     prefix = "transformer."
-    # The output projection, tied to the embeddings, and the causal masks.
+    # A copy of the embeddings, which `tied` compares, and buffers that hold the causal mask.
     ignored = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
     tied = {"lm_head.weight": ("wte.weight", "tokens_embed.weight")}
 
@@ -257,6 +259,7 @@ class LanguageModel(Causal):
         return super().matches(config) and config.model.norm_position == self.norm_position
 
     def model_keys(self, hf_config):
+        # GPT's configuration has no n_inner; its MLP always has the width 4 * d_model.
         d_ff = hf_config.get("n_inner") if self.norm_position == "pre" else None
         return {**super().model_keys(hf_config), "norm_position": self.norm_position, "d_ff": d_ff}
 
@@ -284,6 +287,7 @@ class LanguageModel(Causal):
     def other_keys(self, config, tokenizer):
         inner = {"n_inner": config.model.d_ff} if self.norm_position == "pre" else {}
         return {
+            # GPT-2 has a single special token, which ends a document and starts the next.
             "bos_token_id": tokenizer.eos_id,
             "eos_token_id": tokenizer.hf_end,
             "embd_pdrop": config.model.dropout,
@@ -293,6 +297,7 @@ class LanguageModel(Causal):
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(LanguageModel):
+    # A classifier has no output projection, so what a file still holds of it is not compared.
     tied = {}
 
     def model_keys(self, hf_config):

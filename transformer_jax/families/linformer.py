@@ -47,6 +47,7 @@ class Linformer(RoBERTa):
         self._set_up_encoder(self.d_model, attention=attention)
         self._set_up_heads()
         if self.sharing == "layers":
+            # It lies outside the stack, whose scan would give each layer a projection of its own.
             self.length_projection = _LengthProjection((self.max_length, self.rank))
 
     def _encoded(
@@ -60,6 +61,7 @@ class Linformer(RoBERTa):
         is_known = segments is not None and not isinstance(segments, jax.core.Tracer)
         if is_known and np.max(segments) > 1:
             raise UserError("Linformer reads one example a row: segment_ids must be 0 or 1")
+        # Segments are allowed, because they also mark padding, whose keys and values become zeros.
         if unsupported := mask.conditions() - {"query_segments", "key_segments"}:
             raise UserError(
                 f"Linformer hides no token from another: {', '.join(sorted(unsupported))}"
@@ -70,6 +72,7 @@ class Linformer(RoBERTa):
 
     def flops(self, length: int, predictions: int) -> float:
         sizes = parameters.LayerSizes.of(self)
+        # Keys and values are mixed over the positions before the scores, hence the 2.
         mixtures = 2 * parameters.dense(self.rank, length, sizes.width)
         attention = sizes.attention(length, length, length * self.rank)
         masked_lm = parameters.dense(predictions, self.d_model, self.d_model + self.vocab_size)

@@ -48,6 +48,8 @@ class Longformer(RoBERTa):
         if name != "position_embed/embedding":
             return super().origins_of_rows(name, stored, wanted)
         offset = cls.position_offset
+        # Repeated copies keep the local structure that RoBERTa has learned, except at their borders
+        # (section 5).
         rows = [offset + position % (stored - offset) for position in range(wanted - offset)]
         return [*range(offset), *rows]
 
@@ -99,6 +101,8 @@ class Longformer(RoBERTa):
         for number in range(self.num_layers):
             window = self.attention_window[number % len(self.attention_window)]
             dilation = self.attention_dilation[number % len(self.attention_dilation)]
+            # A window has window / 2 keys on each side and the token itself. Dilated heads see only
+            # every dilation-th token of the row.
             num_keys = (1 - dilated) * min(window + 1, length)
             num_keys += dilated * min(window + 1, -(-length // dilation))
             layers += sizes.layer(length, length * num_keys)
@@ -106,8 +110,6 @@ class Longformer(RoBERTa):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# Longformer with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = roberta.KEYS.changed(required={"attention_window": "attention_window"})
 _GLOBAL = {
     **linear("attention.self.query_global", "attention/global_query"),
@@ -129,6 +131,7 @@ class PreTraining(roberta.PreTraining):
         windows = keys["attention_window"]
         if isinstance(windows, int):
             windows = [windows]
+        # Windows repeat over the layers here, so that equal ones need only one entry.
         return keys | {"attention_window": windows[:1] if len(set(windows)) == 1 else windows}
 
     def other_keys(self, config, tokenizer):

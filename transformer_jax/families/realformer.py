@@ -26,7 +26,8 @@ class RealFormer(BERT):
         self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
         batch, length, _ = x.shape
-        # There is no layer below the first one, so it adds its scores to zeros.
+        # There is no layer below the first one, so it adds its scores to zeros. They are float32
+        # like the scores of all layers, because the carry of the scan over layers keeps its dtype.
         scores = jnp.zeros((batch, self.num_heads, length, length), jnp.float32)
         states, _ = self.encoder((x, scores), mask=inputs.mask, **options)
         return states

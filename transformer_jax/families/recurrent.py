@@ -17,7 +17,8 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.recurrent import Stack
 
-# The outputs of the layers and, for an LSTM, their cells.
+# The outputs of the layers and, for an LSTM, their cells. The layers have equal widths, so one
+# array holds them all, with rows first as decoding needs them to reorder hypotheses.
 Carry = tuple[Float[Array, "B layers M"], ...]
 
 

@@ -101,6 +101,8 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
             "bridge='copy': must be 'project', unless a recurrent encoder has as many layers as "
             "the decoder, and the same width in both directions together",
         )
+        # The decoder then reads only a projection of the summary, which is the backward
+        # direction's.
         is_one_vector = self.bridge == "project" and self.attention == "none"
         _refuse(
             is_one_vector and self._directions == 2,
@@ -168,6 +170,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     @property
     def _projected_width(self) -> int:
         widths = self._first_widths
+        # A copied state needs no projection, but a summary that is fed to each step does.
         return sum(widths if self.bridge == "project" else widths[-1:] * self._summarizes)
 
     def setup(self):
@@ -213,6 +216,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         first_states = states if self.bridge == "copy" else ()
         if self._projected_width:
             first_states = (*first_states, jnp.tanh(self.bridge_projection(summary)))
+        # The contract hands one array from the encoder to the decoder, so the states travel in it.
         return jnp.concatenate([annotations, *first_states], axis=-1)
 
     def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
@@ -234,10 +238,11 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         start, _ = bounds(segments)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         visible = source_segment_ids[:, None] == segments[:, :, None]  # (B, T, S)
+        # Padding has the segment 0 on both sides, and would otherwise see itself.
         visible = visible & (source_segment_ids > 0)[:, None]
         source, first_states = self.begun(encoder_output, source_segment_ids)
-        # The first source position with the segment of each target; all of them hold the initial
-        # state of the decoder.
+        # A text has its initial state at each of its source positions, so the first visible one
+        # will do. For padding, which sees none, argmax gives 0, and the outputs do not count.
         source_positions = jnp.argmax(visible, axis=-1)
         first = jax.tree.map(lambda x: at(x, source_positions), first_states)
         masks = {"begins": positions == start, "visible": visible}
@@ -251,11 +256,13 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     ) -> tuple[dict[str, Array], Any]:
         first, _ = bounds(jnp.asarray(segments))
         widths = (self.source_width, *self._first_widths)
+        # NumPy, because the indices of a split must be known when the program is traced.
         annotations, *parts = jnp.split(encoder_output, np.cumsum(widths[:-1]), axis=-1)
         source = self.decoder.source(annotations, jnp.arange(encoder_output.shape[1]) - first)
         states = []
         for cell in self._step.cells:
             states.append(tuple(parts.pop(0) for _ in cell.state_widths))
+        # Without a summary, there is no earlier output before the first step.
         fed = parts[0] if parts else jnp.zeros_like(states[-1][0])
         return source, (tuple(states), fed)
 

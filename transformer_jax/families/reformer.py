@@ -84,6 +84,7 @@ class Reformer(Cached):
                 f"{len(self.attention)} entries of config.model.attention"
             )
         even = self.buckets and all(n > 0 and n % 2 == 0 for n in self.buckets)
+        # `LSHAttention` keeps buckets as uint16.
         if not even or math.prod(self.buckets) > 2**16:
             raise UserError(
                 f"config.model.buckets={self.buckets}: must be even numbers whose product "
@@ -123,6 +124,7 @@ class Reformer(Cached):
             )
             for kind in self.attention
         )
+        # A reversible stack recomputes all activations itself, so its layers need no checkpoints.
         is_reversed = self.remat == "reversible"
         self.decoder = ReversibleStack(
             blocks,
@@ -133,7 +135,7 @@ class Reformer(Cached):
         )
         self.norm = LayerNorm(self.norm_epsilon)
         self.output_dropout = Dropout(self.dropout)
-        # The hidden states are the two halves, concatenated.
+        # Twice as wide, because the hidden states are both halves of the residual stream.
         self.output_embed = embed(2 * self.d_model, init)
         self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
 
@@ -167,6 +169,8 @@ class Reformer(Cached):
     ) -> Float[Array, "B L E"]:
         """As in `Cached`. With `rotations`, all LSH layers hash with them, see `LSHAttention`."""
         x = self.token_embed(tokens) + self._positions(positions)
+        # The halves stay float32, because the backward pass recomputes them by subtraction, where
+        # the rounding of bfloat16 would add up over the layers.
         x = self.embed_dropout(x, train=train).astype(jnp.float32)
         halves = self.decoder((x, x), mask=mask, rotations=rotations, train=train, decode=decode)
         x = self.norm(jnp.concatenate(halves, axis=-1)).astype(compute_dtype(self.dtype))
@@ -174,9 +178,11 @@ class Reformer(Cached):
 
     def _positions(self, positions: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         """Returns axial position embeddings: those of each side of the grid, concatenated."""
+        # Checked before the split, because the table of a side would report a coordinate instead.
         if not isinstance(positions, jax.core.Tracer):
             check_ids(np.asarray(positions), self.max_length, "max_length")
         coordinates = []
+        # The last side varies fastest, as in the published position tables.
         for side in reversed(self.axial_shape[1:]):
             positions, coordinate = jnp.divmod(positions, side)
             coordinates.insert(0, coordinate)
@@ -194,6 +200,7 @@ class Reformer(Cached):
         return -self.vocab_size % self.vocab_multiple
 
     def num_padding(self) -> int:
+        # A row of token embeddings, one of the output table, which is twice as wide, and a bias.
         return self._padding * (3 * self.d_model + 1)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
@@ -210,7 +217,10 @@ class Reformer(Cached):
             pairs = length * min(2 * chunk, length)
             attention = sizes.attention(length, length, pairs)
             if kind == "lsh":
+                # The hash is the argmax over a rotation and its negative, so half of the columns
+                # suffice.
                 hashing = parameters.dense(length, sizes.width, sum(self.buckets) // 2)
+                # Queries and keys share a projection, which `sizes.attention` counts twice.
                 one_projection = parameters.dense(length, self.d_model, sizes.width)
                 attention += (self.rounds - 1) * 4 * sizes.width * pairs
                 attention += self.rounds * hashing - one_projection
@@ -220,8 +230,6 @@ class Reformer(Cached):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# Reformer with its language-model head, from and to Hugging Face.
 #
 # The published model draws its rotations with PyTorch's random numbers, so the outputs are equal
 # only if both hash with the same rotations.
@@ -279,7 +287,7 @@ _HEAD = {
     "reformer.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
     **norm("reformer.encoder.layer_norm", "norm"),
     "lm_head.decoder.weight": ("same", "output_embed/embedding"),
-    # Published twice, of which the second one is used.
+    # Checkpoints hold this bias twice, of which transformers uses the second.
     "lm_head.bias": ("same", "output_bias/bias"),
     "lm_head.decoder.bias": ("same", "output_bias/bias"),
 }
@@ -288,7 +296,7 @@ _HEAD = {
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Causal):
     model = "reformer"
-    ignored = ("mask_value_float16", "mask_value_float32")  # constant scores of hidden keys
+    ignored = ("mask_value_float16", "mask_value_float32")  # buffers with constant scores
 
     def table(self, model):
         pattern = model.attention
@@ -325,6 +333,7 @@ class LanguageModel(Causal):
             "num_layers": len(pattern),
             "attention": _shortest_pattern(pattern),
             "buckets": [buckets] if isinstance(buckets, int) else buckets,
+            # Always, because transformers' attention does not compare the buckets within a chunk.
             "across_buckets": True,
             "max_length": math.prod(shape),
             "axial_shape": shape,

@@ -40,10 +40,12 @@ class RoBERTa(BERT):
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the hidden states (B, L, M) and the logits of masked tokens (B, L, V)."""
         hidden = self.hidden(inputs, train=train)
+        # The pooler is not called here, so that Linen creates no parameters for it in pre-training.
         return hidden, self.logits(hidden)
 
     def _embed(self, inputs, *, train):
         """Returns the sum of the embeddings (B, L, M). All tokens have type 0."""
+        # The table has a single row, so that the type 1 of a second text would give NaN.
         return super()._embed(inputs.replace(token_types=None), train=train)
 
     def output(self) -> Projection:
@@ -54,6 +56,7 @@ class RoBERTa(BERT):
         return self.token_embed.output().biased(self.mlm_bias())
 
     def num_padding(self) -> int:
+        # Each padding row of the table comes with an entry of `mlm_bias`.
         return (-self.vocab_size % self.vocab_multiple) * (self.d_model + 1)
 
     def flops(self, length: int, predictions: int) -> float:
@@ -63,13 +66,11 @@ class RoBERTa(BERT):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# RoBERTa with its pre-training and fine-tuning heads, from and to Hugging Face.
 _POSITIONS = "max_position_embeddings"
 KEYS = bert.KEYS.changed(
     allowed={
         "type_vocab_size": (1,),
-        # The first row of the position table that is used is pad_token_id + 1.
+        # Positions are counted from pad_token_id + 1, so that another id would shift them all.
         "pad_token_id": (RoBERTa.position_offset - 1,),
     },
 )
@@ -90,10 +91,10 @@ SPAN = linear("qa_outputs", "head/out")
 class PreTraining(Family):
     model = "roberta"
     ignored = (
-        # Tied to the embeddings and to lm_head.bias.
+        # Copies of the embeddings and of lm_head.bias, with which `tied` compares them.
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
-        # The constants 0, 1, 2, ...
+        # A buffer of older releases of transformers, which holds 0, 1, 2, ... and is never trained.
         "embeddings.position_ids",
         # Published checkpoints have a pooler, even if the table does not list it.
         "pooler.dense.weight",
@@ -122,6 +123,7 @@ class PreTraining(Family):
         check_head_dim(config.model, self.architecture)
 
     def other_keys(self, config, tokenizer):
+        # transformers counts positions from the id of padding, so no other id fits the weights.
         padding = RoBERTa.position_offset - 1
         if tokenizer.pad_id != padding:
             raise UserError(

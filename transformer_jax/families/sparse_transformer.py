@@ -18,7 +18,8 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 from transformer_jax.layers.sparse_attention import Pattern, SparseAttention
 
-# The sets of keys to which layers attend, which repeat over the layers.
+# Each entry is a block of the pattern that the scan over layers repeats. Alternated layers attend
+# to different sets of keys in turn, and so need two blocks.
 _ATTENDS = {"merged": ("both",), "alternated": ("near", "far"), "split": ("split",)}
 
 
@@ -88,7 +89,7 @@ class SparseTransformer(Cached):
         std = self.init_scale * self.d_model**-0.5
         self.token_embed = tokens(init=nn.initializers.normal(std))
         self.output_embed = tokens(init=nn.initializers.normal(self.output_std))
-        # The sum of two position embeddings has the variance of one token embedding.
+        # The factor gives the sum of two position embeddings the variance of one token embedding.
         positions = partial(embed, init=nn.initializers.normal(std * 2**-0.5), axes=(None, "embed"))
         self.row_embed = positions(-(-self.max_length // self.stride))
         self.column_embed = positions(self.stride)
@@ -105,6 +106,8 @@ class SparseTransformer(Cached):
         variance = self.init_scale**2  # of a weight, times the number of its inputs
         linear = dict(
             kernel_init=init(variance),
+            # The factor keeps the ratio of the scale of the embeddings to that of the residual
+            # branches the same for any depth (section 5.2).
             output_init=init(variance / (2 * self.num_layers)),
             dtype=dtype,
         )
@@ -136,6 +139,8 @@ class SparseTransformer(Cached):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B L M"]:
+        # The tables alone may accept a position that is too large, because the number of rows is
+        # rounded up, and columns repeat.
         if not isinstance(positions, jax.core.Tracer):
             check_ids(np.asarray(positions), self.max_length, "max_length")
         rows, columns = positions // self.stride, positions % self.stride

@@ -87,7 +87,8 @@ class T5(CachedSequenceToSequence):
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             scale=1.0,
-            # Includes the factor 1 / sqrt(head_dim) of the scores.
+            # The initial weights include the factor 1 / sqrt(head_dim), by which the scores are not
+            # scaled.
             query_init=nn.initializers.normal((self.d_model * self.head_dim) ** -0.5),
             output_init=nn.initializers.normal(width**-0.5),
             **linear,
@@ -95,6 +96,7 @@ class T5(CachedSequenceToSequence):
         mlp = partial(
             MLP,
             d_ff=self.d_ff,
+            # The default of jax.nn.gelu is the tanh approximation, as in version 1.1.
             activation=jax.nn.gelu if self.gated else jax.nn.relu,
             gated=self.gated,
             output_init=nn.initializers.normal(self.d_ff**-0.5),
@@ -140,6 +142,7 @@ class T5(CachedSequenceToSequence):
         `positions` are not used, because the bias depends only on distances within a row.
         """
         length = source.shape[1]
+        # Computed once, outside of the scan over layers, because all layers share the table.
         bias = self.encoder_bias(mask.distance(length, length))
         x = self.state_dropout(self.token_embed(source), train=train)
         x = self.encoder(x, mask=mask, bias=bias, train=train)
@@ -169,6 +172,8 @@ class T5(CachedSequenceToSequence):
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
         """Scales hidden states in front of the output projection, see `scale_output`."""
+        # Tied embeddings start from N(0, 1). Without the scale, logits would start with a standard
+        # deviation near sqrt(d_model).
         is_scaled = self.tie_output if self.scale_output is None else self.scale_output
         return hidden * self.d_model**-0.5 if is_scaled else hidden
 
@@ -184,8 +189,6 @@ class T5(CachedSequenceToSequence):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# T5 versions 1.0 and 1.1, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -200,6 +203,7 @@ _KEYS = Keys(
         "relative_attention_max_distance": ("max_distance", 128),
         "dropout_rate": ("dropout", 0.1),
     },
+    # The epsilon is the constant of `RMSNorm`; config.model has no key for it.
     allowed={"layer_norm_epsilon": (1e-6,), "feed_forward_proj": ("relu", "gated-gelu")},
 )
 
@@ -227,6 +231,7 @@ _GATED_MLP = {"wi_0": ("linear", "wi"), "wi_1": ("linear", "wv"), "wo": ("linear
 
 def _stack(name: str, *sublayers: Table) -> Table:
     layer = {key: entry for sublayer in sublayers for key, entry in sublayer.items()}
+    # All layers of a stack share one table, which transformers keeps in the first of them.
     bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return {
         **layers(f"{name}.block.{{}}.", f"{name}/layers/", layer),
@@ -252,7 +257,8 @@ _OUTPUT = "lm_head.weight"
 class Writer(EncoderDecoder):
     model = "t5"
     ignored = (
-        # Tied to the shared embeddings. If the output projection is not tied, `table` lists it.
+        # Copies of the shared embeddings, with which `tied` compares them. If the output projection
+        # is not tied, `table` lists it.
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
         _OUTPUT,

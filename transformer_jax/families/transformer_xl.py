@@ -23,7 +23,8 @@ from transformer_jax.layers.relative_attention import (
     encoded_distances,
 )
 
-# The inputs of all layers at the positions of the memory, and 1 where a position is filled.
+# The inputs of all layers at the positions of the memory, and 1 where a position is filled. Rows
+# come first, as decoding needs them to reorder hypotheses.
 Carry = tuple[Float[Array, "B layers K M"], Int[Array, "B K"]]
 
 
@@ -93,6 +94,7 @@ class TransformerXL(Recurrent):
             self.token_embed = Embed(self.vocab_size, self.d_model, init, **embed)
             self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
         self.embed_dropout = Dropout(self.dropout)
+        # `shared`, because all rows have the same distances, and so one mask.
         self.distance_dropout = Dropout(self.dropout, shared=True)
         self.output_dropout = Dropout(self.dropout)
         attention = partial(
@@ -107,6 +109,7 @@ class TransformerXL(Recurrent):
         mlp = partial(MLP, d_ff=self.d_ff, activation=activation, dropout=self.dropout, **linear)
         norm = partial(LayerNorm, self.norm_epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        # `windows` bounds distances exclusively, hence the 1.
         reach = self.memory_length + 1 if self.same_length else None
         self.decoder = Stack(
             (block,), self.num_layers, unroll=self.unroll, remat=self.remat, windows=(reach,)
@@ -142,6 +145,7 @@ class TransformerXL(Recurrent):
         # The new memory ends at the last token of each row, because padding must not enter it.
         indices = (texts > 0).sum(axis=1)[:, None] + jnp.arange(self.memory_length)  # (B, K)
         memory = jnp.take_along_axis(longer, indices[:, None, :, None], axis=2)
+        # No gradient flows into earlier rows (section 3.2).
         carry = jax.lax.stop_gradient(memory), jnp.take_along_axis(filled, indices, axis=1)
         return self.output_dropout(outputs[-1], train=train), carry
 
@@ -155,7 +159,8 @@ class TransformerXL(Recurrent):
         """Returns the outputs of all layers. `texts` are numbers for the memory and the row."""
         length = x.shape[1]
         decode = dict(train=train, every_layer=True)
-        # The parameters do not depend on the memory.
+        # The code below applies the stack with parameters that exist, so it can't initialize them.
+        # They do not depend on the memory.
         if self.is_initializing():
             relations = Relations(encoded_distances(length, 0, self.d_model))
             return self.decoder(x, mask=Mask(causal=True), relations=relations, **decode)
@@ -167,6 +172,8 @@ class TransformerXL(Recurrent):
             key_segments=texts,
             query_slots=jnp.int32(self.memory_length),
         )
+        # The stack is applied on its own with the memory as its collection "state". A caller of the
+        # model then need not declare that collection mutable.
         decoder, variables = self.decoder.unbind()
         by_layer = jnp.moveaxis(memory, 1, 0).astype(x.dtype)
         variables = variables | {"state": {"layers": {"attention": {"memory": by_layer}}}}

@@ -176,6 +176,7 @@ class ViT(SignalEncoder):
             self.class_embed.astype(x.dtype) + class_position, (len(x), 1, x.shape[2])
         )
         x = jnp.concatenate([token, x], axis=1)
+        # M is not split: activations split their rows over fsdp instead, see `sharding.RULES`.
         x = sharding.constrain(x, "batch", "length", None)
         return self.embed_dropout(x, train=train)
 
@@ -202,8 +203,6 @@ class ViT(SignalEncoder):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# ViT with a classification head, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "hidden_size": "d_model",
@@ -242,8 +241,8 @@ _TABLE = {
 }
 
 
-# How transformers prepares images. The keys that a processor's file lacks have the defaults of its
-# class, whose name ends in one of _ENDINGS.
+# The defaults of the keys that a processor's file lacks. They depend on its class, whose name ends
+# in one of _ENDINGS, because transformers renamed its feature extractors to image processors.
 _ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 _STANDARD = {
     "do_resize": True,
@@ -311,7 +310,7 @@ class _Processor:
         fit, size = cls._size(keys, kind)
         side = _side("crop_size", keys["crop_size"]) if keys["do_center_crop"] else size
         if side not in (image_size, None):
-            size = image_size  # see `Classifier.remarks`
+            size = image_size  # `Classifier.remarks` tells the user that images are resized
         resize = None if size == image_size else size
         return cls(mean, std, fit, resize, _RESAMPLES[resample], side)
 
@@ -357,6 +356,7 @@ def _side(key: str, size) -> int:
 
 
 def _is_number(value) -> bool:
+    # In Python, true and false of JSON are numbers as well.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -71,6 +71,7 @@ class VQAutoencoder(SignalEncoder):
         self.encoder = [block() for _ in range(self.num_layers)]
         self.to_code = linear(model, code, axes=("embed", None))
         self.code_norm = norm()
+        # Not split over devices, because each patch is compared with all codes.
         codes = declared(nn.initializers.normal(1.0), (None, None))
         self.codes_table = self.param("codes", codes, (self.num_codes, self.d_code))
         self.from_code = linear(code, model, axes=(None, "embed"))
@@ -114,6 +115,8 @@ class VQAutoencoder(SignalEncoder):
         pixels = patches.normalised(images, self.mean, self.std)
         encoded = self._encoded(pixels)
         vectors = jnp.take(self.codes_table, self._nearest(encoded), axis=0)
+        # The value is `vectors`, but the gradient is passed to `encoded`, because the choice of a
+        # code has none.
         straight_through = encoded + jax.lax.stop_gradient(vectors - encoded)
         return Autoencoded(pixels, self._decoded(straight_through), encoded, vectors)
 
@@ -125,9 +128,11 @@ class VQAutoencoder(SignalEncoder):
         """Returns the images that the decoder reconstructs from codes."""
         values = self._decoded(jnp.take(self.codes_table, codes, axis=0))
         values = values * jnp.array(self.std) + jnp.array(self.mean)
+        # The decoder may leave the range of pixels, and a cast to uint8 would wrap around.
         return jnp.clip(jnp.rint(255 * values), 0, 255).astype(jnp.uint8)
 
     def _encoded(self, pixels: Float[Array, "B H W C"]) -> Float[Array, "B N E"]:
+        # In bfloat16, rounding could change which code is the nearest.
         return self.code_norm(self.to_code(self._layers(pixels)[-1])).astype(jnp.float32)
 
     def _nearest(self, encoded: Float[Array, "B N E"]) -> Int[Array, "B N"]:
@@ -145,6 +150,7 @@ class VQAutoencoder(SignalEncoder):
     def flops(self, length: int, predictions: int = 0) -> float:
         """Returns the FLOPs of a forward pass over an image of `length` patches."""
         pixels = self.patch_size**2 * self.channels
+        # A block has a convolution over 3 x 3 patches and one more matrix, hence the 10.
         block = parameters.dense(length, 10 * self.d_model, self.d_model)
         ends = parameters.dense(length, self.d_model, 2 * (pixels + self.d_code))
         return (

@@ -140,6 +140,7 @@ class Wav2Vec2(SignalEncoder):
         channels, model = (self.convolution_widths[-1],), (self.d_model,)
         self.projection = Linear(channels, model, axes=(None, "embed"), **linear)
         self.drop_features = Dropout(self.feature_dropout)
+        # Uniform between 0 and 1, as in the published code.
         uniform = declared(nn.initializers.uniform(1.0), (None,))
         self.mask_vector = self.param("mask_vector", uniform, model)
         self.positions = PositionalConvolution(self.position_kernel, self.position_groups, dtype)
@@ -171,6 +172,8 @@ class Wav2Vec2(SignalEncoder):
         self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
         self.quantizer = Quantizer(self.codebooks, self.codes, self.d_code)
         self.drop_quantized = Dropout(self.quantizer_dropout)
+        # Heads compute in float32. The loss divides similarities by a small temperature, which
+        # would multiply the rounding of bfloat16.
         compared = dict(axes=("embed", None), head=True, kernel_init=init)
         self.project_target = Linear((self.d_code,), (self.d_projection,), **compared)
         self.project_context = Linear(model, (self.d_projection,), **compared)
@@ -327,8 +330,6 @@ class Wav2Vec2(SignalEncoder):
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# wav2vec 2.0 with the pre-training and CTC heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "hidden_size": "d_model",
@@ -394,7 +395,7 @@ _QUANTIZER = {
 
 
 # Keys of the feature extractor that have one value only. Neither `return_attention_mask` nor the
-# padding matters here, because no hidden state of an utterance depends on its padding.
+# padding is read, because utterances are transcribed as if they had none (`ignore_padding`).
 _EXTRACTOR = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,
@@ -460,6 +461,7 @@ class _Speech(family.Family):
             "do_normalize": task.model.normalize,
             "padding_side": "right",
             "padding_value": 0.0,
+            # As for the published models: those with a group norm were trained without a mask.
             "return_attention_mask": task.model.convolution_norm == "layer",
         }
         return {family.PREPROCESSOR: _json(content)}
@@ -493,7 +495,7 @@ class _CTC(_Speech):
         options = read_json(path) if path.is_file() else {}
         tokens = _tokens(folder, options, hf_config.get("vocab_size", 32))
         delimiter = options.get("word_delimiter_token", BOUNDARY)
-        if isinstance(delimiter, dict):  # a token with its properties
+        if isinstance(delimiter, dict):  # transformers may write a token with its properties
             delimiter = delimiter.get("content")
         if delimiter not in tokens:
             raise UserError(f"{path}: word_delimiter_token={delimiter!r} is not in vocab.json")
@@ -513,6 +515,7 @@ class _CTC(_Speech):
         return {
             "vocabulary": hf_config["tokens"],
             "word_delimiter": hf_config["word_delimiter"],
+            # transformers uses its padding token as the blank of CTC.
             "blank": hf_config.get("pad_token_id") or 0,
             "head_dropout": hf_config.get("final_dropout", 0.1),
             "masked": hf_config.get("mask_time_prob", 0.05),

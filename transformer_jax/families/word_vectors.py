@@ -34,6 +34,8 @@ class WordVectors(Encoder):
 
     def setup(self):
         self.token_embed = Embed(self.vocab_size, self.d_model, self._uniform)
+        # Zeros, as in the published code. A pair and its noise words start with equal
+        # probabilities.
         self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)
 
     def _uniform(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "V M"]:
@@ -53,6 +55,7 @@ class WordVectors(Encoder):
         x, segments = self._embed(inputs.tokens), inputs.segment_ids
         filled = jnp.ones(x.shape[:2]) if segments is None else segments > 0
         filled = filled[..., None].astype(x.dtype)  # (B, L, 1)
+        # The maximum is for rows of padding only, for which 0 / 0 would be NaN.
         mean = (x * filled).sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
         return x.at[:, 0].set(mean)
 
@@ -65,5 +68,5 @@ class WordVectors(Encoder):
         return self.token_embed(tokens)
 
     def flops(self, length: int, predictions: int) -> float:
-        # The first term is the mean over the vectors of a row.
+        # The first term, the mean over the vectors of a row, is the only work of `hidden`.
         return length * self.d_model + parameters.dense(predictions, self.d_model, self.vocab_size)

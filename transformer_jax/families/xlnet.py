@@ -31,7 +31,8 @@ from transformer_jax.layers.relative_attention import (
     encoded_distances,
 )
 
-# The inputs of all layers at the positions of the memory, and 1 where a position is filled.
+# The inputs of all layers at the positions of the memory, and 1 where a position is filled. Rows
+# come first, so that microbatches divide a carry as they divide the batch.
 Carry = tuple[Float[Array, "B layers K M"], Int[Array, "B K"]]
 
 
@@ -80,6 +81,7 @@ class XLNet(Encoder):
         self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype)
         self.target_embed = _TargetEmbed(self.d_model, init)
         self.embed_dropout = Dropout(self.dropout)
+        # `shared`, because all rows have the same distances, and so one mask.
         self.distance_dropout = Dropout(self.dropout, shared=True)
         self.output_dropout = Dropout(self.dropout)
         attention = partial(
@@ -208,6 +210,7 @@ class XLNet(Encoder):
         x = self.encoder(x, mask=mask, relations=relations, train=train)
         if carry is not None:
             by_layer = self.encoder.get_variable("state", "layers")["attention"]["memory"]
+            # As many of the oldest positions leave the memory as new ones enter it.
             filled = _filled(carry[1], tokens[:, :remembered])[:, remembered:]
             carry = jnp.moveaxis(by_layer, 0, 1), filled
         return self.output_dropout(x[:, tokens.shape[1] :], train=train), carry
@@ -251,13 +254,12 @@ class _TargetEmbed(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "1 1 M"]:
+        # The shape of `mask_emb` in published checkpoints.
         init = declared(self.init, (None, None, "embed"), decays=True)
         return self.param("embedding", init, (1, 1, self.features))
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
-#
-# XLNet with its pre-training and fine-tuning heads, from and to Hugging Face.
 _KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
@@ -316,12 +318,14 @@ _SUMMARY = linear("sequence_summary.summary", "pooler") | linear("logits_proj", 
 @dataclasses.dataclass(frozen=True)
 class PreTraining(Causal):
     model = "xlnet"
-    # Tied to the embeddings; and the embedding of targets, which only pre-training uses.
+    # A copy of the embeddings, which `tied` compares, and the embedding of targets. Published
+    # encoders hold it, but only pre-training uses it.
     ignored = ("lm_loss.weight", _TARGET)
     tied = {"lm_loss.weight": ("word_embedding.weight",)}
 
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)
+        # null in config.json means that there is no memory.
         return keys | {"memory_length": keys["memory_length"] or 0}
 
     def check(self, config):

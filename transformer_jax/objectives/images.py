@@ -17,7 +17,7 @@ from transformer_jax.layers.attention import weights_in
 from transformer_jax.objectives import rollouts
 from transformer_jax.objectives.texts import SourceTask
 
-_MOST_MAGNITUDE = 10
+_MOST_MAGNITUDE = 10  # the scale of RandAugment
 _SHOWN = 8  # images in a figure
 
 
@@ -84,8 +84,6 @@ class ImageTask(SourceTask):
                 f"their magnitude from 0 to {_MOST_MAGNITUDE}, such as (2, 9)"
             )
 
-    # rows
-
     @cached_property
     def view(self) -> View:
         """How an image is cropped and resized, without augmentation."""
@@ -116,6 +114,8 @@ class ImageTask(SourceTask):
     @property
     def philox_key(self) -> np.ndarray:
         """The key of the random choices in a row, such as crops."""
+        # Derived from the seed of the data alone, so that runs that differ in their model draw
+        # alike.
         return rows.philox_key((self.config.data.seed, 0, 0))
 
     def split_rows(self, split: str) -> rows.Component | None:
@@ -127,9 +127,8 @@ class ImageTask(SourceTask):
         return ImageRows(records, self.view_of(split), self.philox_key)
 
     def component(self, records: store.Records) -> rows.Component:
+        # These records belong to no split, and only training images are augmented.
         return self.images_of("valid", records)
-
-    # shapes
 
     def image_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shape of the images of a training batch."""
@@ -147,8 +146,6 @@ class ImageTask(SourceTask):
 
     def derived(self, name, means):
         return {}
-
-    # use
 
     def model_params(self, params: Params) -> Params:
         """Returns the parameters of the model, without the heads that the task adds."""
@@ -177,7 +174,8 @@ class ImageTask(SourceTask):
         if "encoder" not in self.model.attentions:
             raise UserError(f"config.model.name={self.config.model.name!r} has no attention")
         own = self.model_params(params)
-        # One image at a time: the attention weights of all layers and heads are materialized.
+        # One image at a time, because the attention weights of all layers and heads are
+        # materialized.
         weights = [weights_in(self.model, own, "encoder", image[None]) for image in images]
         pools_class = self.model.pool == "class"
         return np.stack([rollouts.patch_shares(each, pools_class) for each in weights])

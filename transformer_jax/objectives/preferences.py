@@ -27,7 +27,8 @@ from transformer_jax.layers.embeddings import RewardHead
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Examples, which have a row for each completion, and losses of pairs of completions.
+# Examples, which have a row for each completion, and losses of pairs of completions. The pairs of a
+# prompt share these rows, because pairs of rows would compute each completion several times.
 
 
 @dataclasses.dataclass
@@ -139,6 +140,7 @@ class Pairs(NamedTuple):
         Completions that have equal `tokens` in all of these arrays are no pair. One of the arrays
         tells tokens from padding.
         """
+        # NumPy, because the indices depend on shapes alone and so are constants of the program.
         better, worse = np.triu_indices(values.shape[1], 1)
         differences = values[:, better] - values[:, worse]
         filled = filled[:, better] & filled[:, worse]
@@ -159,6 +161,7 @@ class Pairs(NamedTuple):
         completion is then learned from several times in an epoch (section 3.5 there).
         """
         sums = jnp.where(self.filled, losses, 0.0).sum(axis=1)
+        # The maximum keeps 0 / 0 = NaN out of prompts without pairs, such as padding.
         return sums / jnp.maximum(self.filled.sum(axis=1), 1)
 
     def metrics(self) -> dict[str, tuple[jax.Array, jax.Array]]:
@@ -179,12 +182,14 @@ def bradley_terry(
     `preferred` is the probability that the better completion is preferred. If it is 1, the loss is
     -log sigmoid(difference) (Bradley & Terry 1952; Ouyang et al. 2022, equation 1).
     """
+    # Not log(sigmoid(x)), which is -inf where the sigmoid underflows to 0.
     right, wrong = jax.nn.log_sigmoid(differences), jax.nn.log_sigmoid(-differences)
     return -(preferred * right + (1 - preferred) * wrong)
 
 
 # --------------------------------------------------------------------------------------------------
-# Reward models: the rewards of texts, and the initial parameters.
+# Reward models: the rewards of texts, and the initial parameters. These are functions of a tree of
+# parameters, because it is a subtree in the tasks that learn from rewards.
 
 
 def rewards(
@@ -201,6 +206,7 @@ def rewards(
     batch = dict(tokens=tokens, segment_ids=segment_ids, token_types=jnp.zeros_like(tokens))
     hidden = encoder.hidden(params, batch, None, train=False)
     vectors = encoder.summary(params, hidden, batch)
+    # The second number of the head is the normalized reward, which has no gradient.
     head = RewardHead(encoder.head(1, 0.0))
     return head.apply({"params": params["head"]}, vectors)[:, 1]
 

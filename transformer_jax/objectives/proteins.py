@@ -20,6 +20,7 @@ class ProteinTask(ContactsUse, EncoderUse, SourceTask):
 
     def __post_init__(self):
         self.model = build_model(self.config)
+        # The shortest row is <cls>, one residue and <eos>.
         check_row_length("length", self.length, self.model, least=3)
 
     @cached_property
@@ -35,6 +36,7 @@ class ProteinTask(ContactsUse, EncoderUse, SourceTask):
         return self.int32_spec(dict.fromkeys(("tokens", "segment_ids"), (self.length,)))
 
     def init(self, rng):
+        # No parameter's shape depends on the length of this row, and a short one is cheap.
         return self.model.init(rng, jnp.zeros((1, 8), jnp.int32))["params"]
 
     def positions(self, row_shape: int = 0) -> int:

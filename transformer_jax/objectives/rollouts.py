@@ -34,7 +34,7 @@ from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
 # Rollouts: completions that a causal model samples within a compiled step, in order to learn from
-# them.
+# them. The parameters of the step sample, so that no copy of them must be kept up to date.
 
 
 class Answers(NamedTuple):
@@ -74,6 +74,7 @@ class Answers(NamedTuple):
 
         Each token is predicted at the position before its own.
         """
+        # Clipped for the same reason as in `tokens`.
         positions = jnp.minimum(self._positions(size) - 1, hidden.shape[1] - 1)
         return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
@@ -146,14 +147,12 @@ class Prompted(Continued):
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
 
     evaluates_rows = False
-    num_answers = 1  # completions of each prompt
+    num_answers = 1  # completions of each prompt; a subclass may compare several
 
     @property
     def length(self) -> int:
         """The number of tokens of a row: a prompt and its completion."""
         return self.prompt_length + self.max_tokens
-
-    # data
 
     def read(self, split: str) -> chat.Prompts | None:
         return chat.open_prompts(self.config.data, split)
@@ -187,8 +186,6 @@ class Prompted(Continued):
 
     def batch_spec(self, row_shape: int = 0):
         return self.int32_spec({"prompts": (self.prompt_length,), "prompt_lengths": ()})
-
-    # completions
 
     @cached_property
     def end_id(self) -> int:
@@ -226,10 +223,10 @@ class Prompted(Continued):
 # Arrays (B, T) belong to the first T tokens of B completions. `filled` says which of these tokens
 # exist: completions differ in length, and are padded at their ends.
 
-_SMALL = 1e-8  # added to variances
+_SMALL = 1e-8  # added to variances, which are 0 if all values are equal
 # Added to the standard deviation of a group, which is 0 if all its rewards are equal.
 _SMALL_DEVIATION = 1e-4
-_LARGEST = 20.0  # log-ratio up to which exp is computed
+_LARGEST = 20.0  # log-ratio from which a tangent replaces exp, long before it overflows
 
 
 def generalized_advantages(
@@ -244,6 +241,7 @@ def generalized_advantages(
 
     The value after the last token of a completion is 0. `discount` is gamma and `decay` lambda.
     """
+    # The scan starts at the padding and would carry its values into the completion.
     rewards, values = (jnp.where(filled, x, 0.0) for x in (rewards, values))
     following = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     residuals = rewards + discount * following - values
@@ -310,6 +308,8 @@ def clipped_policy_loss(
     """
     ratios = probability_ratios(log_ratios)
     clipped = jnp.clip(ratios, 1 - clip, 1 + clip)
+    # The larger loss is the pessimistic bound: clipping takes away the gain of a further change,
+    # but never the penalty of one in the wrong direction.
     return jnp.maximum(-advantages * ratios, -advantages * clipped)
 
 
@@ -336,6 +336,7 @@ def divergence_estimates(log_ratios: Float[Array, "B T"]) -> Float[Array, "B T"]
     """
     bounded = jnp.minimum(log_ratios, _LARGEST)
     beyond = jnp.exp(bounded) * (log_ratios - bounded)
+    # expm1, because exp(x) - 1 - x cancels in float32 near 0, where most log-ratios are.
     return jnp.expm1(bounded) + beyond - log_ratios
 
 
@@ -358,6 +359,7 @@ def adapted_coefficient(
 
 # --------------------------------------------------------------------------------------------------
 # The base class of the on-policy tasks, whose model learns from the rewards of its own completions.
+# They differ only in what they make of the rewards.
 
 _SHOWN = 3  # completions that an evaluation prints
 
@@ -399,6 +401,8 @@ class Policy(Prompted):
         self.model = build_model(self.config)
         self._reference = self._built(self.reference_model)
         self._reward = None if self.reward_of else self._built(self.reward_model)
+        # Plain Python can't be compiled, so the rollouts are a program of their own, after which
+        # `scored` runs on the host.
         if self.reward_of:
             self.rollouts = self._rollouts
         self._check()
@@ -440,8 +444,6 @@ class Policy(Prompted):
         """The number of parts of a step's completions that are computed one after the other."""
         return self.minibatches * self.config.train.accumulation
 
-    # parameters
-
     def init(self, rng):
         tokens = jnp.zeros((1, self.length), jnp.int32)
         keys = jax.random.split(rng, 3)
@@ -455,8 +457,6 @@ class Policy(Prompted):
 
     def group(self, path):
         return None if path[0] in self.other_runs else super().group(path)
-
-    # completions
 
     def rewarded(self, params: Params, batch: Batch) -> Float[Array, " B"]:
         """Returns the rewards that the reward model gives to completions."""
@@ -544,6 +544,7 @@ class Policy(Prompted):
             return measure(batch)
 
         def divided(x):
+            # The parts follow each other on all devices, so the rows within each part are split.
             x = x.reshape(self._num_parts, -1, *x.shape[1:])
             return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
 
@@ -587,10 +588,9 @@ class Policy(Prompted):
     @property
     def flops_of_experience(self) -> float:
         """The FLOPs per completion before the loss: sampling, log-probabilities and reward."""
+        # The policy counts twice: for sampling and for the log-probabilities.
         models = filter(None, (self.model, self.model, self._reference, self._reward))
         return sum(model.flops(self.length) for model in models)
-
-    # evaluation
 
     def evaluations(self):
         return {"valid": self._evaluated} if self.read("valid") is not None else {}
@@ -619,6 +619,7 @@ class Policy(Prompted):
                 completed["rewards"] = self.scored(completed)
             if number == 0:
                 self._show(Answers.of(completed))
+            # Sums are added in float64 on the host, because float32 would round large ones.
             sums.append(jax.device_get(self.measures(completed)))
         means = losses.mean_metrics(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
@@ -634,6 +635,7 @@ class Policy(Prompted):
                 batch["rewards"] = self.rewarded(params, batch)
             batch["old_log_probs"] = self.policy_log_probs(params, batch)
             batch["reference_log_probs"] = self.reference_log_probs(params, batch)
+            # Replicated, so that `device_get` gives all processes the same values.
             return gathered(batch)
 
     def _show(self, completions: Answers) -> None:
@@ -656,6 +658,7 @@ def rollout(weights: np.ndarray) -> np.ndarray:
     heads of a layer, and mixed half and half with the identity for the residual connection (Abnar &
     Zuidema 2020, section 3). Each row sums to 1.
     """
+    # In float64, because the product over the layers accumulates rounding.
     mean = weights.astype(np.float64).mean(axis=1)
     shares = np.eye(weights.shape[-1])
     for layer in 0.5 * mean + 0.5 * np.eye(weights.shape[-1]):
@@ -671,6 +674,7 @@ def patch_shares(weights: np.ndarray, pools_class: bool) -> np.ndarray:
     the patches' hidden states.
     """
     shares = rollout(weights)
+    # The share of the class token is left out, so that the others no longer sum to 1.
     shares = shares[0, 1:] if pools_class else shares[1:, 1:].mean(axis=0)
     side = round(len(shares) ** 0.5)
     return (shares / shares.sum()).reshape(side, side)

@@ -50,6 +50,7 @@ class SpeechTask(SourceTask):
 
     def num_filled(self, batch) -> tuple[jax.Array, jax.Array]:
         """Returns the number of frames that are not padding, and the number of all frames."""
+        # Frames that reach into the padding count as padding, as in the model.
         filled = self.model.num_frames(batch["length"]).sum(dtype=jnp.int32)
         return filled, jnp.int32(len(batch["length"]) * self.frames)
 

@@ -84,6 +84,7 @@ class BaseTask(Task):
         The rows of a batch are split over the devices. `observe` is called with each batch. A task
         with a carry reads the rows one by one, as a single stream.
         """
+        # The placement is static, because it decides the shardings in the traced program.
         step = jax.jit(self._measured, static_argnums=0)
         placement = Placement.of(params, self.config.mesh)
         batch_size = placement.rows(self.config.decode.batch)
@@ -202,6 +203,7 @@ def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
 
 def perplexity(loss: float) -> float:
     """Returns exp(loss), clipped so that it is finite for any loss."""
+    # exp of more than 709 overflows, and Python then raises an error.
     return math.exp(min(loss, 700.0))
 
 
@@ -249,7 +251,8 @@ def carried_states(model: Any, params, batch, context: Context) -> tuple[jax.Arr
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks that continue to train the language model of an earlier run, on files of their own.
+# Tasks that continue to train the language model of an earlier run, on files of their own. They
+# keep its tokenizer, because another one would give its embeddings to other tokens.
 
 
 class Records(Protocol):
@@ -295,7 +298,8 @@ class Continued(CausalUse, BaseTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Next-token prediction, the loss that the tasks of causal models share.
+# Next-token prediction, the loss that the tasks of causal models share. Losses take the hidden
+# states and the output layer, because the logits would be the largest array of a step.
 
 
 @dataclasses.dataclass
@@ -329,6 +333,7 @@ class NextTokens(CausalUse, TextTask):
         output = self.model.apply({"params": params}, method="output")
         weights = batch["weights"].astype(jnp.float32)
         loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
+        # An integer, because float32 would round counts above 2^24.
         count = batch["weights"].sum(dtype=jnp.int32)
         metrics = {
             "loss": (loss, count),
@@ -358,9 +363,12 @@ class NextTokens(CausalUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Masked language modeling: the phases of a run, and the loss of the masked tokens.
+# Masked language modeling: the phases of a run, and the loss of the masked tokens. Phases exist
+# because most updates can use short rows, whose attention is cheaper (Devlin et al. 2018, appendix
+# A.2).
 
-# The arrays of a batch with one entry for each masked token.
+# The arrays of a batch with one entry for each masked token. Arrays with one for each position
+# would mostly hold positions without a loss.
 MASKED = ("masked_positions", "masked_labels", "masked_weights")
 
 
@@ -420,7 +428,8 @@ class MaskedTextTask(EncoderUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# The objective of encoder-decoders: the cross-entropy of a target given its source.
+# The objective of encoder-decoders: the cross-entropy of a target given its source. Rows are
+# packed, so the segment ids tell which target belongs to which source.
 
 
 @dataclasses.dataclass

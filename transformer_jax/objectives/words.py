@@ -11,7 +11,8 @@ from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.objectives.texts import TextTask
 
 # --------------------------------------------------------------------------------------------------
-# The base class of these tasks.
+# The base class of these tasks. Their losses are no cross-entropies over the vocabulary, so they
+# have no perplexity.
 
 
 class WordTask(EncoderUse, TextTask):
@@ -32,12 +33,14 @@ class WordTask(EncoderUse, TextTask):
         """
         arguments.held_out(self.texts.text, split, "files")
         means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
+        # The share of padding says nothing about the model.
         means.pop("filled")
         return means
 
 
 # --------------------------------------------------------------------------------------------------
-# Negative sampling: the target of a hidden state against noise words (Mikolov et al. 2013).
+# Negative sampling: the target of a hidden state against noise words (Mikolov et al. 2013). A
+# softmax would need a product with the whole vocabulary for each target.
 
 
 def negative_sampling(
@@ -65,11 +68,14 @@ def negative_sampling(
       repeats: (B, T, K), 1 where a noise word is the target, else 0.
       negatives: number of noise words of a pair.
     """
+    # Accumulated in float32, because bfloat16 would round the logits and the counts.
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     predicted = product("bsm,btm->bst", states, targets)
     rejected = product("bsm,bkm->bsk", states, noise)
-    # The number of pairs in which a state meets a noise word, without those whose target it is.
+    # A state meets a noise word in several pairs with equal losses, so the pairs are counted,
+    # without those whose target it is.
     counts = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
+    # -log sigmoid(-x) as softplus(x), which stays finite where the sigmoid underflows.
     noise_losses = negatives / noise.shape[1] * counts * jax.nn.softplus(rejected)
     pair_losses = pairs * jax.nn.softplus(-predicted)
     return pair_losses.sum(axis=(1, 2)) + noise_losses.sum(axis=(1, 2))

@@ -58,9 +58,10 @@ def run() -> None:
     names = _family().names
     only = options.only
     if only is None and "SLURM_ARRAY_TASK_ID" in os.environ:
+        # The tasks of an array run the same command, so the number must come from Slurm.
         only = int(os.environ["SLURM_ARRAY_TASK_ID"])
     if options.held_out:
-        fits.predicted(options.workdir)  # raises UserError if there is no prediction
+        fits.predicted(options.workdir)  # raises UserError if nothing has been predicted yet
         names = [HELD_OUT]
     elif only is not None:
         if only >= len(names):
@@ -96,6 +97,7 @@ def predict() -> None:
         raise UserError(
             f"--config={cli.FLAGS.config}: its family has no held-out run; set Family.held_out"
         )
+    # All runs, because a choice among them would be a choice of the prediction.
     if missing := set(family.names) - {run.name for run in finished}:
         raise UserError(
             f"--workdir={folder}: {len(missing)} of the family's {len(family.names)} runs are not "

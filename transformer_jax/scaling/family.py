@@ -42,6 +42,7 @@ class Family:
     def _runs(self) -> dict[str, tuple[Mapping, float]]:
         """{name of a run: (changes to the base config, budget)}."""
         budgets = self.flops or self.tokens
+        # Names of folders, so without the sign and the zero of an exponent: 1e+09 becomes 1e9.
         by_name = {
             f"{budget:.3g}".replace("e+0", "e").replace("e+", "e"): budget for budget in budgets
         }
@@ -79,6 +80,7 @@ class Family:
         task = configs.named_class("task", config.task.name)(
             config, None, **configs.options(config.task)
         )
+        # Formulas of the task, so that a budget can be divided before anything is compiled.
         row = task.flops(0) if self.flops else task.positions(0)
         steps = round(budget / row / config.train.batch)
         if steps < 2 * self.lines:
@@ -88,10 +90,12 @@ class Family:
             )
         values = {
             "train.num_steps": steps,
+            # Rounded down, so that the curve has at least `lines` points.
             "train.log_every": steps // self.lines,
             "train.eval_every": steps,
             "checkpoint.every": steps,
             "checkpoint.keep": 1,
+            # In proportion to the run, because the same warmup would take up most of a short one.
             "optimizer.warmup_steps": round(self.warmup * steps),
         }
         for key, value in values.items():

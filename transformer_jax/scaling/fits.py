@@ -116,7 +116,7 @@ def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
     allocations, refused_allocations = _fitted(APPROACHES, runs)
 
     # Fits to bootstrap samples start from the fit to all runs rather than from a grid, because
-    # there are many of them.
+    # there are many of them, and their optima lie nearby.
     def law_values(drawn):
         return _values_of_law(parametric(drawn, near=law))
 
@@ -137,6 +137,8 @@ def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
     ]
     intervals = {}
     for estimated in estimates:
+        # Each fit has a bootstrap of its own, because one that a sample does not support would
+        # otherwise discard this sample for all. The seed gives all of them the same draws.
         intervals |= bootstrap(runs, estimated, samples, seed)
     return Fits(power_laws, law, allocations, intervals, refused | refused_allocations)
 
@@ -149,6 +151,7 @@ def _fitted(ways: dict[str, Callable], runs: Sequence[Run]) -> tuple[dict, dict[
         try:
             fitted[name] = way(runs)
         except UserError as error:
+            # A fit that the runs do not support must not take the others with it.
             refused[name] = f"{name}: {error}"
     return fitted, refused
 
@@ -177,7 +180,8 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
     params = estimate.parameters(task)["params"]
     flops, tokens = estimate.training(task)
 
-    # Each bootstrap sample of the runs gives a law, and so a prediction.
+    # Each bootstrap sample of the runs gives a law, and so a prediction. Its spread includes the
+    # correlation of the five values, which their own intervals do not show.
     def loss(drawn):
         return {"loss": float(parametric(drawn, near=law)(params, tokens))}
 
@@ -191,6 +195,8 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
         "law": dataclasses.asdict(law),
         "fitted_to": [run.name for run in runs],
     }
+    # Atomic, because the file proves that the prediction came first, and a broken one would block
+    # `run --held_out`.
     write_whole(folder / PREDICTION, json.dumps(prediction, indent=2) + "\n")
     interval = " [{:.4f}, {:.4f}]".format(*prediction["interval"]) if prediction["interval"] else ""
     say(
@@ -226,6 +232,7 @@ def check(folder, files: Files = NO_FILES) -> dict:
         "measured": run.loss,
         "relative_error": prediction["loss"] / run.loss - 1,
         "interval": prediction["interval"],
+        # There is no interval if too many bootstrap samples were refused.
         "within_interval": low is not None and low <= run.loss <= high,
         "params": run.params,
         "tokens": run.tokens,

@@ -49,6 +49,7 @@ class PowerLaw:
         if num_points < 2:
             verb = "is" if num_points == 1 else "are"
             raise UserError(f"a power law needs two points or more; there {verb} {num_points}")
+        # In logarithms, errors are relative, so that small values count as much as large ones.
         line = stats.linregress(np.log(x), np.log(y))
         return cls(float(np.exp(line.intercept)), float(line.slope), float(line.rvalue**2))
 
@@ -153,12 +154,14 @@ def envelope(runs: Sequence[Run]) -> Allocation:
 
     Raises UserError if fewer than two sizes remain.
     """
+    # A smoothing spline needs five points.
     runs = [run for run in runs if len(run.curve) >= 5]
     if not runs:
         raise UserError(
             "training curves: no metrics.jsonl has five lines or more with the training loss"
         )
     sizes = sorted({run.params for run in runs})
+    # Only where all sizes have a curve can the lowest be the best of them.
     lowest = max(min(run.curve[0, 0] for run in runs if run.params == size) for size in sizes)
     highest = min(max(run.curve[-1, 0] for run in runs if run.params == size) for size in sizes)
     if lowest >= highest:
@@ -166,6 +169,7 @@ def envelope(runs: Sequence[Run]) -> Allocation:
             "training curves: there is no amount of compute that every size was trained with"
         )
     grid = np.geomspace(lowest, highest, _NUM_GRID)
+    # Smoothed, because the noise of a single point would decide otherwise.
     winners = np.argmin([_smoothed(run.curve, grid) for run in runs], axis=0)
     best_size = np.array([runs[i].params for i in winners])
     tokens = grid * np.array([runs[i].tokens / runs[i].flops for i in winners])
@@ -220,6 +224,7 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
         log_params = np.log([run.params for run in nearest])
         coefficients = np.polyfit(log_params, [run.loss for run in nearest], 2)
         vertex = -coefficients[1] / (2 * coefficients[0])
+        # A minimum outside of the trained sizes is an extrapolation of the parabola.
         inside = np.log(group[0].params) < vertex < np.log(group[-1].params)
         best = float(np.exp(vertex)) if coefficients[0] > 0 and inside else None
         flops = float(np.exp(np.mean(np.log([run.flops for run in group]))))
@@ -249,6 +254,7 @@ def isoflop(runs: Sequence[Run]) -> Allocation:
     points = []
     for parabola in parabolas(runs):
         if parabola.best:
+            # C = 6 N D does not hold, because the FLOPs of a run include those of attention.
             log_tokens = np.interp(
                 np.log(parabola.best),
                 np.log([run.params for run in parabola.runs]),
@@ -263,7 +269,7 @@ def isoflop(runs: Sequence[Run]) -> Allocation:
 # bootstrap intervals for any fit.
 
 HUBER = 1e-3  # residuals of the log loss above this count linearly (section 3.3)
-_NUM_STARTS = 8  # best points of the grid from which the optimization starts
+_NUM_STARTS = 8  # points of the grid to start from, in case of local minima (section 3.3)
 
 
 def parametric(runs: Sequence[Run], near: Law | None = None) -> Law:
@@ -329,6 +335,7 @@ class _Problem:
             self.slopes,
             loss="huber",
             f_scale=HUBER,
+            # Without bounds, an exponent or E can run away where the runs do not determine it.
             bounds=([-20, -20, 0, -20, 0], [20, 20, 5, 20, 5]),
             x_scale="jac",
             ftol=1e-12,
@@ -339,6 +346,7 @@ class _Problem:
 
     def grid_of_starts(self) -> list[np.ndarray]:
         """Returns the best starting points of a grid over alpha and beta."""
+        # A grid over the exponents alone, because the law is linear in E, A and B for given ones.
         exponents = np.geomspace(0.05, 2, 12)
         starts = [self._start(alpha, beta) for alpha in exponents for beta in exponents]
         starts.sort(key=lambda start: start[1])
@@ -351,13 +359,15 @@ class _Problem:
         columns = np.stack(
             [np.ones_like(self.n), np.exp(-alpha * self.n), np.exp(-beta * self.d)], axis=1
         )
+        # Divided by the losses, so that the errors are relative, as in the fit that follows.
         coefficients, error = optimize.nnls(
             columns / np.exp(self.log_loss)[:, None], np.ones_like(self.n)
         )
-        e, a, b = np.log(np.maximum(coefficients, 1e-3))  # a coefficient may be 0
+        e, a, b = np.log(np.maximum(coefficients, 1e-3))  # one may be 0, which has no logarithm
         return np.array([e, a, alpha, b, beta]), error
 
     def start_near(self, law: Law) -> np.ndarray:
+        # E may have become 0, which has no logarithm. The clip keeps the start within the bounds.
         e = np.log(law.E) if law.E else -15
         a = np.log(law.A) - law.alpha * self.mean_params
         b = np.log(law.B) - law.beta * self.mean_tokens
@@ -391,11 +401,13 @@ def bootstrap(
     rng = np.random.default_rng(seed)
     estimates = []
     for _ in range(samples):
+        # Whole runs are drawn, because the evaluations within a run are not independent.
         drawn = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
         try:
             estimates.append(estimate(drawn))
         except UserError:
             continue
+    # Percentiles of the few samples that could be fitted would promise too much.
     if len(estimates) < samples / 2:
         return {}
     return {

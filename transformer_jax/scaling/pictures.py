@@ -49,6 +49,7 @@ def _laws(runs, fits):
             axes.plot(x, law(x), "k--", label=f"{label}, $R^2$ {law.r2:.3f}")
         axes.set(title=name, xlabel=_LABELS[quantity], ylabel=_LOSS, xscale="log", yscale="log")
         if quantity == "flops":
+            # The curves start at the loss of a random model, which would squeeze the rest.
             axes.set_ylim(top=1.15 * max(run.loss for run in runs))
         _finish(axes)
     return figure
@@ -135,6 +136,8 @@ def _held_out(axes, folder, files):
         axes.errorbar(
             prediction["tokens"],
             loss,
+            # Matplotlib refuses negative lengths, but a bootstrap interval need not contain the
+            # fit.
             [[max(loss - low, 0)], [max(high - loss, 0)]],
             fmt="s",
             color="red",
@@ -150,6 +153,7 @@ def _colors(runs) -> dict:
     """Returns a color for each size, in ascending order of size."""
     from matplotlib import colormaps
 
+    # The last tenth of the map is left out: a yellow that is hard to see on white.
     sizes = sorted({run.params for run in runs})
     return {
         size: colormaps["viridis"](i / max(len(sizes) - 1, 1) * 0.9) for i, size in enumerate(sizes)
@@ -179,6 +183,7 @@ def _finish(axes) -> None:
             if label == _LABELS["flops"]
             else EngFormatter()
         )
+        # The labels of minor ticks would overlap.
         axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3, which="both")
     if axes.get_legend_handles_labels()[0]:

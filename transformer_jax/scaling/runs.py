@@ -60,6 +60,7 @@ def collect(folder, files: spec.Files = NO_FILES) -> list[Run]:
     names = sorted(
         path.name
         for path in folder.iterdir()
+        # A law that is fitted to the held-out run as well could not predict it.
         if path.name != HELD_OUT and (path / "config.json").is_file()
     )
     runs = {name: measured(folder / name, files) for name in names}
@@ -102,8 +103,10 @@ def _curve(logged: list[dict], log_every: int) -> np.ndarray:
     """
     previous_lines = [{"step": 0, "train/flops_total": 0.0}, *logged]
     points = [
+        # A mean over an interval belongs to its middle: at its end, the loss is lower already.
         ((previous["train/flops_total"] + line["train/flops_total"]) / 2, line["train/loss"])
         for previous, line in zip(previous_lines, logged)
+        # A loss that is not finite is null in metrics.jsonl.
         if line["step"] - previous["step"] >= log_every and line["train/loss"] is not None
     ]
     return np.array(points).reshape(-1, 2)

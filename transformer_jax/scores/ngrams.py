@@ -14,11 +14,12 @@ from scipy import optimize
 # "Speech and Language Processing", chapter 3). For a context that does not occur in the counted
 # text, a shorter context is used.
 
-_MOST_HELD_OUT = 2**17  # maximum number of tokens on which smoothing is fitted
-_ROUNDS = 100  # maximum number of iterations of expectation maximization
+_MOST_HELD_OUT = 2**17  # most tokens on which smoothing is fitted; its few parameters need no more
+_ROUNDS = 100  # most iterations, because expectation maximization may converge slowly
 _LEAST_CHANGE = 1e-4  # stop if no weight changes by more than this
-_BINS = 64  # bins of contexts, one for each power of two of their number of occurrences
-# The range in which `k` of add-k smoothing is searched.
+_BINS = 64  # one for 0 and one for each power of two that an int64 count can reach
+# The range in which `k` of add-k smoothing is searched: a bounded search needs finite ends, and k =
+# 0 would give unseen n-grams the probability 0.
 _LEAST_ADDED, _MOST_ADDED = 1e-6, 1e3
 
 
@@ -37,6 +38,7 @@ class Occurrences:
     @functools.cached_property
     def frequencies(self) -> Float64[np.ndarray, "orders N"]:
         """The maximum likelihood estimates; 0 for an n-gram that does not occur."""
+        # A context that does not occur has no n-grams, either, and 0 / 1 is 0 instead of NaN.
         return self.grams / np.maximum(self.contexts, 1)
 
     def add_k(self, order: int, k: float) -> Float64[np.ndarray, " N"]:
@@ -61,6 +63,7 @@ class Occurrences:
         def loss(log_k: float) -> float:
             return -float(np.log(self.add_k(order, math.exp(log_k))).mean())
 
+        # The search is over log k, because k may lie anywhere in nine powers of ten.
         bounds = (math.log(_LEAST_ADDED), math.log(_MOST_ADDED))
         return math.exp(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)
 
@@ -103,6 +106,8 @@ class Occurrences:
         # one, where the latent variable of a token is the order of the estimate.
         reached = np.ones(self.grams.shape[1])
         weights = np.zeros((len(own), _BINS))
+        # From the highest order down, because a lower one is reached only if all higher ones are
+        # not taken.
         for row in reversed(range(len(own))):
             taken = reached * own[row] / by_order[row + 1]
             totals = np.bincount(bins[row], reached, _BINS)
@@ -253,9 +258,10 @@ def _loss(probabilities: np.ndarray) -> float:
 
 # --------------------------------------------------------------------------------------------------
 # N-gram models of residues, as baselines for protein language models (Rives et al. 2021, table 1).
+# A masked model also sees the residues to the right, and so does one of these baselines.
 
 _ORDER = 3
-_MOST_RESIDUES = 2**17  # maximum number of tokens on which the weights are fitted
+_MOST_RESIDUES = 2**17  # most tokens on which the weights are fitted; so few need no more
 
 
 def residue_scores(

@@ -57,7 +57,8 @@ def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.sum(x * y) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
-# Where a tag has its letter: B-PER, B_PER, PER-B or PER_B. The type may be missing.
+# Several forms, because data sets write a tag as B-PER, B_PER, PER-B or PER_B. The type may be
+# missing.
 _FORMS = tuple(
     re.compile(form)
     for form in (
@@ -67,7 +68,7 @@ _FORMS = tuple(
         "((?P<type>.+)_)?(?P<letter>[BIESLUMW])",
     )
 )
-# {letter: the letter that BIOES has for it}
+# Schemes with other letters are read as BIOES: {letter: the letter that BIOES has for it}.
 _BIOES = dict(zip("BIES", "BIES"))
 _BILOU = dict(zip("BILU", "BIES"))
 _BMES = dict(zip("BMESW", "BIESS"))
@@ -279,9 +280,12 @@ def best_threshold(
     # Questions with equal margins are on the same side of any threshold, so only the last of them
     # is a candidate.
     is_last = np.append(margins[1:] > margins[:-1], True)
+    # All thresholds at once: from everything refused, each step answers more questions.
     totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[is_last])
+    # The first candidate is just below all margins, so that it refuses every question.
     thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[is_last])
     best = int(np.argmax(totals))
+    # A question without a span has an infinite margin, but JSON has no infinite threshold.
     threshold = min(thresholds[best], np.finfo(np.float32).max)
     return float(totals[best] / len(margins)), float(threshold)
 
@@ -375,7 +379,10 @@ def samples(
     count = len(statistics)
     rng = np.random.default_rng(_SEED)
     sampled = []
+    # One sample at a time, which takes less memory than sacreBLEU's table of all draws. The numbers
+    # come in the same order.
     for drawn in (rng.choice(count, count) for _ in range(_SAMPLES)):
+        # Scores depend on sums alone, so how often an example was drawn is enough.
         times = np.bincount(drawn, minlength=count)
         sampled.append(measure.scores(times @ statistics, count))
     return {name: np.array([sample[name] for sample in sampled]) for name in sampled[0]}

@@ -17,7 +17,7 @@ from transformer_jax.config import UserError
 # Scores of translations: sacreBLEU, chrF, and BLEU as in Vaswani et al. 2017.
 
 
-# The tokenizers of sacreBLEU that are made for one language; all others have the tokenizer 13a.
+# Languages in which 13a, sacreBLEU's tokenizer for all others, would not find the words.
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
@@ -86,7 +86,7 @@ class Bleu:
     def signature(self, references: Iterable[str]) -> str:
         """Returns sacreBLEU's signature, such as "nrefs:1|case:mixed|eff:no|tok:zh|..."."""
         bleu = _sacrebleu(references, self.language)
-        bleu.corpus_score([""], [[""]])  # sets the number of references
+        bleu.corpus_score([""], [[""]])  # a signature without a score has no number of references
         return str(bleu.get_signature())
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
@@ -103,6 +103,7 @@ class Bleu:
         return np.array(counts, np.float64).reshape(-1, 10)
 
     def scores(self, sums: np.ndarray, count: int) -> dict[str, float]:
+        # Exact, because float64 represents all counts below 2^53.
         output_length, reference_length, *counts = sums.astype(int).tolist()
         score = sacrebleu.BLEU.compute_bleu(
             counts[:4], counts[4:], output_length, reference_length, smooth_method="exp"
@@ -134,6 +135,7 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
     """
     chrf = sacrebleu.CHRF()
     chrf.corpus_score(outputs, [references])
+    # `force` silences the warning about tokenized text, which is meant here.
     tokenized = sacrebleu.BLEU(tokenize="none", force=True)
     rules, label = _moses_rules(language)
     split_outputs = _compound_split(outputs, rules)
@@ -170,7 +172,8 @@ def _compound_split(lines: list[str], language: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Scores of summaries: ROUGE (Lin 2004), computed by the library rouge-score.
+# Scores of summaries: ROUGE (Lin 2004), computed by the library rouge-score, which was made to
+# reproduce the numbers of the original script.
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -191,7 +194,7 @@ class Rouge:
     @cached_property
     def _scorer(self):
         try:
-            from rouge_score import rouge_scorer  # an extra
+            from rouge_score import rouge_scorer  # an extra, so it may be missing
         except ImportError:
             raise UserError(
                 "config.task.scores: rouge needs rouge-score: pip install 'transformer_jax"
@@ -242,7 +245,7 @@ class WordErrors:
 
 def _counts(output: str, reference: str) -> tuple[int, int, int, int]:
     """Returns the word errors, words, character errors and characters of one example."""
-    if not reference.strip():  # everything in the output is an insertion
+    if not reference.strip():  # older releases of jiwer raise an error; all are insertions
         return len(output.split()), 0, len(output), 0
     jiwer = _library()
     words = jiwer.process_words(reference, output)
@@ -252,12 +255,13 @@ def _counts(output: str, reference: str) -> tuple[int, int, int, int]:
 
 
 def _rate(errors: float, count: float) -> float:
+    # References without a word have errors as well, which must not be divided by 0.
     return float(100 * errors / max(count, 1))
 
 
 def _library():
     try:
-        import jiwer  # an extra
+        import jiwer  # an extra, so it may be missing
     except ImportError:
         raise UserError(
             "word error rates are counted by jiwer: pip install -e '.[audio]'"
