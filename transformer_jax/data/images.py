@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # an optional library
 
 
 # --------------------------------------------------------------------------------------------------
-# Image files, which Pillow opens in a few formats. Their size is checked before they are decoded.
+# Image files, which Pillow opens in a few formats, because each further decoder is one more that a
+# harmful file could attack. Their size is checked before they are decoded, so that a small file
+# can't fill the memory.
 
 # The supported formats, and the suffixes of their files.
 FORMATS = {
@@ -44,6 +46,7 @@ def pillow() -> ModuleType:
         from PIL import Image
     except ImportError:
         raise UserError("images need Pillow: pip install -e '.[vision]'") from None
+    # As an error, it stops Pillow before it decodes. As a warning, it would scroll past.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     return Image
 
@@ -80,6 +83,7 @@ def loaded(image: "Image", where: str) -> "Image":
         image.load()
     except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
+    # One NaN in the pixels would make every parameter NaN.
     if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
         raise UserError(f"{where}: the image is damaged (it has values that are not finite)")
     return image
@@ -92,6 +96,7 @@ def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
     """
     image = opened(content, where, max_pixels)
     size = image.size
+    # Size before, because `draft` changes it.
     image.draft(None, (1, 1))
     loaded(image, where)
     width, height = size[::-1] if _is_on_its_side(image) else size
@@ -122,12 +127,14 @@ def image_from_pixels(pixels: np.ndarray) -> "Image":
 
 def pixels_of(image: "Image") -> np.ndarray:
     """Returns the pixels of an image of mode L or RGB, uint8 (H, W, 1) or (H, W, 3)."""
+    # A copy, because an array that shares Pillow's memory is read-only.
     pixels = np.array(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 # --------------------------------------------------------------------------------------------------
-# What the file says about its pixels: which way is up, and which values are black and white.
+# What the file says about its pixels: which way is up, and which values are black and white. Pillow
+# applies neither when it decodes, so that an image would be read differently from how it is seen.
 
 # EXIF's orientations, and the method of Pillow's `transpose` that turns such an image upright, as
 # in `PIL.ImageOps.exif_transpose`. That function is not called itself, because it also writes the
@@ -199,14 +206,18 @@ def _in_bytes(values: np.ndarray) -> np.ndarray:
     ranges = [2**bits - 1 for bits in _BITS] if is_whole else [1, *(2**bits - 1 for bits in _BITS)]
     top = next((top for top in ranges if 0 <= least and most <= top), None)
     if top is None:
+        # A constant image has no range to divide by.
         values, top = values - least, most - least or 1.0
     elif is_whole:
+        # A shift and not a rounded division, because Pillow reads color images of 16 bits in this
+        # way.
         return (values >> (top.bit_length() - 8)).astype(np.uint8)
     return np.rint(values * (255 / top)).astype(np.uint8)
 
 
 # --------------------------------------------------------------------------------------------------
-# Images as records: either the unchanged bytes of an image file, or raw pixels.
+# Images as records: either the unchanged bytes of an image file, or raw pixels. Files stay encoded,
+# because decoded images would take many times the space, and a crop needs them in their full size.
 
 SHAPE = ("height", "width", "channels")  # integers of a record
 ENCODED = 0  # the value of "channels" in a record that is an image file
@@ -237,7 +248,8 @@ def record_of_file(content: bytes, size: tuple[int, int], label: int) -> Record:
 
 
 # --------------------------------------------------------------------------------------------------
-# Image augmentation: functions of an image and of the random generator of its row.
+# Image augmentation: functions of an image and of the random generator of its row, so that an image
+# does not depend on which process reads it, or when.
 
 Box = tuple[float, float, float, float]  # left, upper, right and lower, in pixels
 
@@ -268,6 +280,7 @@ def random_box(
     width, height = size
     for _ in range(_TRIES):
         target = generator.uniform(*area) * width * height
+        # Log-uniform, so that wide and tall boxes are equally likely.
         ratio = math.exp(generator.uniform(-1, 1) * math.log(_LONGEST_SIDE))
         box_width, box_height = math.sqrt(target * ratio), math.sqrt(target / ratio)
         if box_width <= width and box_height <= height:
@@ -298,9 +311,12 @@ def resized(
     smaller = max(side / max(box[2] - box[0], 1e-6), side / max(box[3] - box[1], 1e-6))
     if smaller < 1:
         image.draft(None, tuple(math.ceil(length * smaller) for length in image.size))
+        # From the sizes that were obtained, because a JPEG can only be decoded at eighths of its
+        # size.
         scale = [new / old for new, old in zip(upright_size(image), full)]
         box = tuple(edge * scale[number % 2] for number, edge in enumerate(box))
     image = converted(upright(image), mode)
+    # Resizing to the same size would only cost time.
     if image.size == (side, side) and box == (0, 0, side, side):
         return image
     filter = getattr(pillow().Resampling, resample.upper())
@@ -328,6 +344,7 @@ def shifted(pixels: np.ndarray, most: int, generator: np.random.Generator) -> np
 
 def mixed(pixels: np.ndarray, others: np.ndarray, share: float) -> np.ndarray:
     """Returns mixup's weighted mean of two images (Zhang et al. 2018), rounded to uint8."""
+    # In float32, because products of uint8 would overflow.
     mixture = share * pixels.astype(np.float32) + (1 - share) * others.astype(np.float32)
     return np.rint(mixture).astype(np.uint8)
 
@@ -352,6 +369,7 @@ def _identity(image: "Image", level: float, sign: int) -> "Image":
 
 
 def _autocontrast(image: "Image", level: float, sign: int) -> "Image":
+    # Imported here, as in the functions below, because Pillow is an optional library.
     from PIL import ImageOps
 
     return ImageOps.autocontrast(image)
@@ -372,6 +390,7 @@ def _solarize(image: "Image", level: float, sign: int) -> "Image":
 def _posterize(image: "Image", level: float, sign: int) -> "Image":
     from PIL import ImageOps
 
+    # From 8 to 4 bits, as in AutoAugment: fewer would leave little of an image.
     return ImageOps.posterize(image, round(8 - 4 * level))
 
 
@@ -413,6 +432,7 @@ def _affine(columns: float, rows: float, shear: bool):
 
 
 def _gray(image: "Image") -> int | tuple[int, int, int]:
+    # Gray, because black or white corners would be stronger edges than any in most images.
     return 128 if image.mode == "L" else (128, 128, 128)
 
 
@@ -435,7 +455,8 @@ _OPERATIONS = (
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of images, which are decoded, cropped to one size and augmented when they are read.
+# Rows of images, which are decoded, cropped to one size and augmented when they are read, because
+# each epoch crops and augments otherwise.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -519,6 +540,7 @@ class ImageRows:
 
     def __init__(self, records: Records, view: View, key: np.ndarray):
         self.records, self.view, self.key = records, view, key
+        # Read at once, because they are small and each row needs one.
         self._shapes = np.stack([records.array(name) for name in SHAPE], axis=1)
 
     def __len__(self) -> int:
