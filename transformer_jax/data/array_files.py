@@ -181,8 +181,8 @@ def write(path, words: Sequence[str], vectors: Float[np.ndarray, "N M"]) -> None
             if path.name.endswith(".bin"):
                 file.write(vector.tobytes() + b"\n")
             else:
-                # `str` of a Python float restores the value exactly. `tolist` makes such floats of
-                # float32.
+                # `tolist` turns float32 into Python's floats, whose text restores the value
+                # exactly.
                 file.write(" ".join(map(str, vector.tolist())).encode() + b"\n")
 
 
@@ -216,8 +216,6 @@ def read(path) -> Iterator[tuple[str, Float[np.ndarray, " M"]]]:
 def _sizes(path, file: BinaryIO) -> tuple[int | None, int]:
     """Returns (count or None, width), and leaves the file at its first word."""
     fields = file.readline().split()
-    # Without leading zeros and with at most 12 digits, so that a word and its number are not taken
-    # for count and width, nor a damaged file for a huge one.
     if len(fields) == 2 and all(re.fullmatch(rb"0|[1-9]\d{0,11}", field) for field in fields):
         if fields[1] == b"0":
             raise UserError(f"{path}:1: vectors of 0 numbers")

@@ -20,9 +20,8 @@ if TYPE_CHECKING:  # an optional library
 
 
 # --------------------------------------------------------------------------------------------------
-# Image files, which Pillow opens in a few formats, because each further decoder is one more that a
-# harmful file could attack. Their size is checked before they are decoded, so that a small file
-# can't fill the memory.
+# Image files, which Pillow opens in a few formats only, whatever their names say. Their size is
+# checked before they are decoded, so that a small file can't fill the memory.
 
 # The supported formats, and the suffixes of their files.
 FORMATS = {
@@ -83,7 +82,7 @@ def loaded(image: "Image", where: str) -> "Image":
         image.load()
     except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
-    # One NaN in the pixels would make every parameter NaN.
+    # `converted` scales by the smallest and the largest value, between which NaN has no place.
     if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
         raise UserError(f"{where}: the image is damaged (it has values that are not finite)")
     return image
@@ -96,7 +95,7 @@ def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
     """
     image = opened(content, where, max_pixels)
     size = image.size
-    # Size before, because `draft` changes it.
+    # The size was taken before, because `draft` changes it.
     image.draft(None, (1, 1))
     loaded(image, where)
     width, height = size[::-1] if _is_on_its_side(image) else size
@@ -311,12 +310,11 @@ def resized(
     smaller = max(side / max(box[2] - box[0], 1e-6), side / max(box[3] - box[1], 1e-6))
     if smaller < 1:
         image.draft(None, tuple(math.ceil(length * smaller) for length in image.size))
-        # From the sizes that were obtained, because a JPEG can only be decoded at eighths of its
-        # size.
+        # From the size that `draft` has chosen: a JPEG is only decoded at a half, a quarter or an
+        # eighth.
         scale = [new / old for new, old in zip(upright_size(image), full)]
         box = tuple(edge * scale[number % 2] for number, edge in enumerate(box))
     image = converted(upright(image), mode)
-    # Resizing to the same size would only cost time.
     if image.size == (side, side) and box == (0, 0, side, side):
         return image
     filter = getattr(pillow().Resampling, resample.upper())
@@ -390,7 +388,7 @@ def _solarize(image: "Image", level: float, sign: int) -> "Image":
 def _posterize(image: "Image", level: float, sign: int) -> "Image":
     from PIL import ImageOps
 
-    # From 8 to 4 bits, as in AutoAugment: fewer would leave little of an image.
+    # From 8 to 4 bits, the range of AutoAugment's table.
     return ImageOps.posterize(image, round(8 - 4 * level))
 
 
@@ -432,7 +430,7 @@ def _affine(columns: float, rows: float, shear: bool):
 
 
 def _gray(image: "Image") -> int | tuple[int, int, int]:
-    # Gray, because black or white corners would be stronger edges than any in most images.
+    # The color of the borders in AutoAugment's published code.
     return 128 if image.mode == "L" else (128, 128, 128)
 
 
