@@ -52,6 +52,8 @@ class SpokenDigits(Source):
             # A large first number, so that these utterances differ from the labeled ones however
             # many of those there are.
             for record in self._utterances(split, self.unlabelled_minutes, 10**6):
+                # The transcript is cut off the content, so that nothing can learn from it by
+                # mistake.
                 size = 2 * record.numbers["samples"]
                 yield record._replace(
                     content=record.content[:size], numbers=record.numbers | {"characters": 0}
@@ -65,6 +67,8 @@ class SpokenDigits(Source):
         voices = self.voices if split == "train" else self.voices // 2
         left, number = minutes * 60 * RATE, first
         while left > 0:
+            # Voices and utterances have streams of their own, so that a voice speaks many
+            # utterances. The split is in both, so that evaluations have other voices.
             voice = Voice.drawn(self._generator(0, split_index, number % voices))
             rng = self._generator(1, split_index, number)
             snr = (self.lowest_snr, self.highest_snr)
@@ -74,4 +78,5 @@ class SpokenDigits(Source):
             yield record
 
     def _generator(self, *counter: int) -> np.random.Generator:
+        # The last word is left to the generator, whose draws count it up.
         return np.random.Generator(np.random.Philox(key=self.speech_seed, counter=[*counter, 0]))

@@ -335,8 +335,8 @@ class Conll:
 
 
 # --------------------------------------------------------------------------------------------------
-# Built-in inference pairs, as labeled examples and as running text: a model that is to classify
-# without examples must first have read texts of the same words.
+# Built-in inference pairs, as labeled examples, and as running text on which a small BERT learns
+# the same words before it is fine-tuned on the examples.
 
 CORPUS = "inference"
 COLUMNS = ("premise", "hypothesis", "label")
