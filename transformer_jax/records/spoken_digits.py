@@ -78,5 +78,4 @@ class SpokenDigits(Source):
             yield record
 
     def _generator(self, *counter: int) -> np.random.Generator:
-        # The last word is left to the generator, whose draws count it up.
         return np.random.Generator(np.random.Philox(key=self.speech_seed, counter=[*counter, 0]))
