@@ -602,10 +602,9 @@ class NoisedTexts:
             self.frame.start_id,
         )
         if not self.noise.frames:
-            # A target that is a part of its text keeps the positions that it has in the text.
-            starts = [text.start + len(self.frame.before) for text in texts]
             # A target that is a part of its text keeps the positions that it has in the text, which
             # tell the decoder what part it is to predict.
+            starts = [text.start + len(self.frame.before) for text in texts]
             row["target_positions"][: sum(lengths[1])] += np.repeat(starts, lengths[1])
         return row
 

@@ -116,8 +116,8 @@ class ProteinFamilies(Source):
     def _transitions(self) -> Float64[np.ndarray, "V V"]:
         """The transition probabilities of the Markov chain, which all families share."""
         random = generator(np.array([self.seed, 4], np.uint64), 0, 0)
-        # Below 1, the parameter makes most transitions rare, so that the text of loops can be
-        # learned.
+        # Below 1, the parameter makes few transitions likely, so that loops have local patterns to
+        # learn.
         return random.dirichlet(np.full(len(_LETTERS), 0.3), len(_LETTERS))
 
     def _member(self, family: Family, random: np.random.Generator) -> str:
@@ -127,8 +127,8 @@ class ProteinFamilies(Source):
         residues = np.where(is_conserved, family.loops, residues)
         classes = random.integers(len(CLASSES), size=len(family.rungs))[:, None]  # (R, 1)
         prefers = random.random(family.rungs.shape) < _PREFERRED
-        # A residue of the right class, but not always the preferred one: otherwise the position
-        # alone would give it away.
+        # A residue of the rung's class, but not always the one that its position prefers, so that
+        # partners reveal the class and not the residue itself.
         others = _SIZE * classes + random.integers(_SIZE, size=family.rungs.shape)
         own = np.where(prefers, family.preferred[family.rungs, classes], others)
         is_coupled = random.random(family.rungs.shape) < self.coupled

@@ -67,8 +67,8 @@ class SpokenDigits(Source):
         voices = self.voices if split == "train" else self.voices // 2
         left, number = minutes * 60 * RATE, first
         while left > 0:
-            # Voices and utterances have streams of their own, so that a voice speaks many
-            # utterances. The split is in both, so that evaluations have other voices.
+            # Voices are drawn by their own numbers, so that a voice speaks many utterances. The
+            # split is in the counter, so that evaluations have other voices.
             voice = Voice.drawn(self._generator(0, split_index, number % voices))
             rng = self._generator(1, split_index, number)
             snr = (self.lowest_snr, self.highest_snr)

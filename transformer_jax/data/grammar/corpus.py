@@ -581,8 +581,7 @@ def _pronoun_of(thing: NP) -> NP:
 
 
 # --------------------------------------------------------------------------------------------------
-# Questions, requests, commands, and sentences with numbers, in which the finite verb comes first in
-# German.
+# Questions, requests, commands, and sentences with numbers.
 
 HELP = VERBS["dative-infinitive"][0]
 COST = VERBS["measure"][0]

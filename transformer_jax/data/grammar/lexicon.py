@@ -640,8 +640,8 @@ ADJECTIVES = {
         terrible schrecklich""",
 }
 
-# Adjectives that fit certain nouns only, such as a high mountain and a deep lake: the class would
-# be too wide, and German has another word for a tall person.
+# Adjectives that fit certain nouns only, such as a high mountain and a deep lake, because the
+# classes of these nouns would be too wide.
 NOUN_ADJECTIVES = {
     "mountain": "high hoch:hoh höher höchst",
     "lake sea river": "deep tief",

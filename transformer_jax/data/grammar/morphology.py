@@ -15,7 +15,8 @@ from transformer_jax.data.grammar import lexicon
 SINGULAR, PLURAL = False, True
 NOM, ACC, DAT, GEN = range(4)
 # The column of each declension table. The plural is the fourth, because German has one for all
-# genders. "w" is the weak masculine, which only its nouns decline otherwise.
+# genders. The weak masculine "w" has the column of "m", because only its nouns are declined
+# otherwise.
 GENDERS = {"m": 0, "w": 0, "f": 1, "n": 2}
 
 

@@ -29,9 +29,8 @@ class BPE(LibraryTokenizer):
 
     needed: tuple[str, ...] = ()  # pieces that the vocabulary must have
     hf_class: str
-    # {name of a special token: candidate pieces}, of which the first in the vocabulary is used,
-    # because families with the same kind of tokenizer name their tokens differently. Every
-    # vocabulary must have an eos.
+    # {name of a special token: candidate pieces}, of which the first in the vocabulary is used.
+    # Every vocabulary must have an eos.
     special_pieces: dict[str, tuple[str, ...]]
 
     def __init__(self, model: bytes):
