@@ -21,9 +21,9 @@ from transformer_jax.storage import buckets
 # than the memory.
 
 ENDINGS = (".npy", ".npz")
-_IMAGES, _LABELS = "images", "labels"  # names of arrays in an .npz file
-_LABELS_ENDING = ".labels.npy"  # FILE.labels.npy has the labels of FILE.npy
-_BLOCK = 2**20  # bytes
+_IMAGES, _LABELS = "images", "labels"  # as np.savez(FILE, images=..., labels=...) names them
+_LABELS_ENDING = ".labels.npy"  # beside FILE.npy, which holds only one array
+_BLOCK = 2**20  # bytes in one call, see `_read`
 
 
 def is_labels(path: str) -> bool:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # an optional library
 # Image files, which Pillow opens in a few formats only, whatever their names say. Their size is
 # checked before they are decoded, so that a small file can't fill the memory.
 
-# The supported formats, and the suffixes of their files.
+# The supported formats, and the suffixes of their files. Pillow is told these formats, because it
+# would otherwise open files of many more.
 FORMATS = {
     "PNG": (".png",),
     "JPEG": (".jpg", ".jpeg"),
@@ -219,7 +220,7 @@ def _in_bytes(values: np.ndarray) -> np.ndarray:
 # because decoded images would take many times the space, and a crop needs them in their full size.
 
 SHAPE = ("height", "width", "channels")  # integers of a record
-ENCODED = 0  # the value of "channels" in a record that is an image file
+ENCODED = 0  # as "channels", for an image file, because pixels have at least 1 channel
 NO_LABEL = -1
 
 
@@ -253,7 +254,7 @@ def record_of_file(content: bytes, size: tuple[int, int], label: int) -> Record:
 Box = tuple[float, float, float, float]  # left, upper, right and lower, in pixels
 
 _TRIES = 10
-_LONGEST_SIDE = 4 / 3  # the largest aspect ratio of a random crop
+_LONGEST_SIDE = 4 / 3  # of a random crop, as in the paper
 
 
 def centre_box(size: tuple[int, int], share: float = 1.0) -> Box:
@@ -289,7 +290,7 @@ def random_box(
     return centre_box(size)
 
 
-# How an evaluated image is resized, see `View`.
+# How an evaluated image is resized, see `View`: published models differ in it.
 Fit = Literal["center", "stretch", "shorter", "none"]
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 

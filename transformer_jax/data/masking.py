@@ -218,7 +218,8 @@ class SentencePairs:
         # offsets are held in memory, because each epoch divides the spans into A and B at other
         # sentences.
         self._starts = cumulative(stored.array("sentences"))
-        # The index of the first sentence of each document, with the number of sentences at the end.
+        # The index of the first sentence of each document, with the number of sentences at the end,
+        # so that every document has an end.
         self._documents = cumulative(stored.array("documents"))
         # [CLS] and two [SEP] take three positions of a row.
         self._spans = _spans(self._starts, self._documents, length - 3)

@@ -251,7 +251,7 @@ class SpanCorruption(Noise):
             return text._replace(target=text.target[:0])
         unmasked = _divided(num_tokens - num_masked, num_spans, random)
         masked = _divided(num_masked, num_spans, random)
-        # The ends of alternating unmasked and masked spans.
+        # Unmasked and masked spans alternate, beginning with an unmasked one, as in T5.
         ends = np.cumsum(np.stack([unmasked, masked], axis=1))
         starts = np.concatenate([[0], ends[:-1]])
         is_masked = np.repeat(np.arange(len(ends)) % 2 == 1, ends - starts)

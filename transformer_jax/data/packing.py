@@ -154,7 +154,7 @@ class StoredRows:
 # Packed translation rows: each holds several sentence pairs, and segment ids keep them from
 # attending to each other.
 
-_PAIRS_PER_BLOCK = 10_000  # tokenized in one call, see `_encoded`
+_PAIRS_PER_BLOCK = 10_000  # tokenized in one call, to bound the memory, see `_encoded`
 
 
 class PackedPairs:

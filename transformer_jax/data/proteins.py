@@ -14,7 +14,7 @@ from transformer_jax.data import masking, store
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.data.tokenizers.words import Residues
 
-_POSITION = "<u2"  # dtype of the positions in contacts
+_POSITION = "<u2"  # 16 bits, because known proteins have at most some ten thousand residues
 MOST_RESIDUES = 2**16  # of a protein with contacts, whose positions must fit 16 bits
 NO_CONTACTS = np.zeros((0, 2), np.int64)
 

@@ -111,7 +111,7 @@ class Spelling:
 # so that a row needs one read.
 
 RATE = 16_000  # samples per second, of most speech models
-_FULL = 2**15  # full scale of 16-bit samples
+_FULL = 2**15  # full scale of 16-bit samples, by which soundfile divides, too
 _WIDTH = "sample_width"  # a number of a record: bytes of a sample; records of earlier versions: 2
 # Added to the variance of samples in [-1, 1], as in transformers, so that silence is not divided by
 # zero.
@@ -129,7 +129,7 @@ class Utterance(NamedTuple):
 
 
 # Little-endian on every machine, because a cache may be shared.
-_DTYPES = {2: "<i2", 4: "<f4"}  # of a stored sample, by its bytes
+_DTYPES = {2: "<i2", 4: "<f4"}  # of a sample, by its bytes
 
 
 def record(utterance: Utterance) -> Record:

@@ -304,7 +304,7 @@ class ColumnWriter:
         self.dtype = np.dtype(dtype)
         self.num_written = 0
         self.size = 0
-        self.shard = _SHARD_BYTES // self.dtype.itemsize  # values
+        self.shard = _SHARD_BYTES // self.dtype.itemsize  # in values, as zarr counts
         self._unwritten = []
 
     def append(self, values: np.ndarray) -> None:
@@ -834,7 +834,7 @@ def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
 # locks by which a store in use could be recognized.
 LIMIT = "TRANSFORMER_JAX_STORES_GB"
 _BYTES = 200e9
-_SHARE = 0.5  # of the disk
+_SHARE = 0.5  # of the disk, so that the cache alone never fills a small one
 
 
 def keep_small(cache: pathlib.Path) -> None:
@@ -886,7 +886,7 @@ class Job(Protocol):
 class Alone:
     """Builds all parts in this process, one after the other."""
 
-    leads = True  # whether this process completes the stores
+    leads = True  # whether this process completes the stores, which only one may do
 
     def agree(self, values: dict[str, Any]) -> None:
         """Raises UserError if a process has other values than the leading one."""
@@ -912,7 +912,7 @@ class Processes(Alone):
     def run(self, job, parts, title):
         # Every N-th part and not N-ths of the list, so that each process has a share of every file.
         super().run(job, parts[hosts.index() :: hosts.count()], title)
-        hosts.agree({})  # a barrier: waits until all processes have built their parts
+        hosts.agree({})  # a barrier: process 0 must find all parts when it completes the store
 
 
 _current = Alone()

@@ -84,7 +84,7 @@ class Sentences(texts.OneComponent):
 # --------------------------------------------------------------------------------------------------
 # Noise words of negative sampling, and subsampling of frequent words (Mikolov et al. 2013).
 
-_POWER = 0.75  # exponent of the counts in the distribution of noise words
+_POWER = 0.75  # exponent of the counts: in the paper, better than 0 and 1 (section 2.2)
 
 
 @dataclasses.dataclass(frozen=True)

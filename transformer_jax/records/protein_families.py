@@ -98,8 +98,9 @@ class ProteinFamilies(Source):
         starts = np.cumsum(gaps) + self.rungs * np.arange(self.strands)
         size = starts[-1] + self.rungs + random.integers(_END[0], _END[1] + 1)
         heights = np.arange(self.rungs)[:, None]
-        # Neighboring strands of a sheet run in the same or in opposite directions.
-        is_reversed = random.random(self.strands) < 0.5  # the direction of each strand
+        # The direction of each strand: those of a real sheet run in the same or in opposite
+        # directions.
+        is_reversed = random.random(self.strands) < 0.5
         rungs = starts + np.where(is_reversed, self.rungs - 1 - heights, heights)
         within = random.integers(_SIZE, size=(size, len(CLASSES)))
         preferred = within + _SIZE * np.arange(len(CLASSES))

@@ -11,7 +11,7 @@ from transformer_jax.data import speech, speech_synthesis
 from transformer_jax.data.speech import RATE
 from transformer_jax.data.speech_synthesis import Voice
 
-_VERSION = 1  # of the synthesizer, as part of the fingerprint
+_VERSION = 1  # raised when the synthesizer changes, so that caches notice it
 _SPLITS = ("train", "valid", "test")
 
 

@@ -52,7 +52,7 @@ class Table:
         return fingerprint | {"skip": True} if self.skip else fingerprint
 
     def __iter__(self) -> Iterator[Record]:
-        types = {}  # of the names of classes in JSON
+        types = {}  # of the names of classes in JSON, where 1 and "1" would be one class
         for path in self.paths:
             if path.endswith((".jsonl", ".json")):
                 yield from self._json_records(path, types)

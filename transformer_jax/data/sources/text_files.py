@@ -89,7 +89,7 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 fault = f"{error.reason} at byte {error.start} of the line"
                 raise UserError(f"{Place(span, index)}: not UTF-8 ({fault})") from None
-            if offset == len(raw):  # the first line of the file
+            if offset == len(raw):  # only the first line of a file may begin with a byte-order mark
                 line = line.removeprefix("\ufeff")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 

@@ -435,7 +435,7 @@ class XLNet(EncoderUnigram):
     cls_id, sep_id, pad_id, mask_id, eos_id = range(3, 8)
 
 
-_SPECIAL = ("<pad>", "</s>", "<unk>")  # ids 0 to 2
+_SPECIAL = ("<pad>", "</s>", "<unk>")  # in the order of the ids of `T5`
 _NUM_SENTINELS = 100
 
 

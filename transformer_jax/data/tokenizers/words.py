@@ -128,7 +128,7 @@ def _split(text: str, cased: bool) -> Iterable[str]:
 # also starts the next one.
 _TEXT_END, _WORD_BEGIN, _WORD_END, _PADDING = 257, 258, 259, 260
 Unit = tuple[int, ...]
-_CACHED_WORDS = 2**17  # the most recently used words whose characters are cached
+_CACHED_WORDS = 2**17  # recently used words, because few words make up most of a text
 
 
 class Spelled(Tokenizer):
