@@ -233,7 +233,9 @@ def _prompt(line: str, where: str) -> Prompt:
 
 
 # --------------------------------------------------------------------------------------------------
-# Preferences between completions of a prompt, as JSON lines.
+# Preferences between completions of a prompt, as JSON lines. The completions of a ranking stay
+# together, because a reward model overfits if their pairs are shuffled among all others (Ouyang et
+# al. 2022, section 3.5).
 #
 # A line is a pair, {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
 # "completions": [best, ..., worst]}. The "label" of a pair, 1 by default, is the probability that
