@@ -10,7 +10,7 @@ from transformer_jax.data import sentences
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Checks of shared arguments.
+# Checks of shared arguments, which are here so that all methods answer a mistake in the same words.
 
 Data = TypeVar("Data")
 
@@ -41,11 +41,14 @@ def as_texts(texts: Iterable[str]) -> Iterable[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Lines that are too long for a model: splitting them, and a warning that lists them.
+# Lines that are too long for a model: splitting them, and a warning that lists them. One warning
+# for all lines, because a file may have millions of them.
 
 _RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
-_MAX_NUMBERS = 20  # in a warning
-_SENTENCE_END = re.compile(r"(?<=[。！？｡])")  # in scripts without spaces
+_MAX_NUMBERS = 20  # in a warning, which should fit on a screen
+# `sentences.split` needs a space after the mark that ends a sentence, which scripts with these
+# marks do not have.
+_SENTENCE_END = re.compile(r"(?<=[。！？｡])")
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -119,5 +122,7 @@ def _parts(sentence: str, encode: Encode, max_tokens: int) -> Iterator[list[int]
         # tokens of words in a text are not simply the tokens of the single words.
         num_words = max(1, bisect.bisect_right(candidates, max_tokens, key=num_tokens))
         ids = encoded(num_words)
+        # A single word may be longer than a part. It is split between tokens, because nothing in it
+        # says where to split.
         yield from (ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens))
         start += num_words

@@ -17,12 +17,13 @@ from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Arrays of images in .npy and .npz files, read one image at a time.
+# Arrays of images in .npy and .npz files, read one image at a time, because a file may be larger
+# than the memory.
 
 ENDINGS = (".npy", ".npz")
-_IMAGES, _LABELS = "images", "labels"  # names of arrays in an .npz file
-_LABELS_ENDING = ".labels.npy"  # FILE.labels.npy has the labels of FILE.npy
-_BLOCK = 2**20  # bytes
+_IMAGES, _LABELS = "images", "labels"  # as np.savez(FILE, images=..., labels=...) names them
+_LABELS_ENDING = ".labels.npy"  # beside FILE.npy, which holds only one array
+_BLOCK = 2**20  # bytes in one call, see `_read`
 
 
 def is_labels(path: str) -> bool:
@@ -38,6 +39,8 @@ def images(path: str, max_pixels: int) -> Iterator[np.ndarray]:
     than `max_pixels`.
     """
     with _array(path, _IMAGES) as (stream, shape, dtype):
+        # Other dtypes are refused and not scaled, because whether 1.0 or 255 is white would be a
+        # guess.
         if dtype != np.uint8 or len(shape) not in (3, 4) or 0 in shape:
             raise UserError(f"{path}: {dtype} {shape}: images are uint8 (N, H, W) or (N, H, W, C)")
         size = shape[1:] if len(shape) == 4 else (*shape[1:], 1)
@@ -89,6 +92,7 @@ def _has_labels(path: str) -> bool:
 def _zip(path: str) -> Iterator[zipfile.ZipFile]:
     with buckets.reading(path), buckets.open_at(path, 0) as file:
         try:
+            # Not `np.load`, which would read each array as a whole.
             archive = zipfile.ZipFile(file)
         except zipfile.BadZipFile as error:
             raise UserError(f"{path}: not an .npz file ({error})") from None
@@ -119,6 +123,7 @@ def _header(path: str, stream: io.BufferedIOBase) -> tuple[tuple[int, ...], np.d
     The header is parsed without `np.load`, which could unpickle objects and so execute code.
     """
     try:
+        # Version 3 only adds names of fields in UTF-8, which images do not have.
         version = np.lib.format.read_magic(stream)
         read = {
             (1, 0): np.lib.format.read_array_header_1_0,
@@ -127,6 +132,7 @@ def _header(path: str, stream: io.BufferedIOBase) -> tuple[tuple[int, ...], np.d
         shape, is_fortran, dtype = read(stream)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not an array of NumPy ({error})") from None
+    # In Fortran's order, the pixels of an image are spread over the whole file.
     if is_fortran or dtype.hasobject:
         raise UserError(f"{path}: an array of objects or in Fortran's order; save it in C's order")
     return shape, dtype
@@ -149,7 +155,8 @@ def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------
-# Files of word vectors in the text and the binary format of word2vec.
+# Files of word vectors in the text and the binary format of word2vec, which most other libraries
+# can read, too.
 #
 # Both formats start with a line "count width". In a text file, each other line is a word and its
 # numbers. In a binary file, named *.bin, each word is followed by a space and by little-endian
@@ -174,6 +181,8 @@ def write(path, words: Sequence[str], vectors: Float[np.ndarray, "N M"]) -> None
             if path.name.endswith(".bin"):
                 file.write(vector.tobytes() + b"\n")
             else:
+                # `tolist` turns float32 into Python's floats, whose text restores the value
+                # exactly.
                 file.write(" ".join(map(str, vector.tolist())).encode() + b"\n")
 
 
@@ -242,6 +251,8 @@ def _lines(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
         # white space elsewhere.
         word, *fields = line.rstrip().rsplit(b" ", size)
         try:
+            # By way of float64, in which NumPy parses text. What float32 can't hold becomes
+            # infinite, and `read` reports it.
             with np.errstate(over="ignore"):
                 vector = np.array(fields, np.float64).astype(np.float32)
             entry = word.decode(), vector.reshape(size)
@@ -256,6 +267,7 @@ def _lines(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _binary(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]:
+    # Read as a whole, because the end of a word can only be found by searching for its space.
     content = file.read()
     offset, number, num_bytes = 0, 0, size * _FLOAT.itemsize
     # A single line end may follow the last vector.
@@ -266,6 +278,7 @@ def _binary(path, file: BinaryIO, size: int) -> Iterator[tuple[str, np.ndarray]]
         if end < 0 or len(vector) < num_bytes:
             raise UserError(f"{path}: ends within word {number:,}, or is not a binary file")
         try:
+            # word2vec writes a line end after each vector, and some other programs do not.
             word = content[offset:end].lstrip(b"\n").decode()
         except UnicodeDecodeError:
             raise UserError(f"{path}: word {number:,}, at byte {offset:,}, is not UTF-8") from None

@@ -16,9 +16,10 @@ from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, as_messa
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Packed conversations: each row has several, in which only the assistant's tokens have weights.
+# Packed conversations: each row has several, in which only the assistant's tokens have weights,
+# because the model must not learn to write the messages of users.
 
-_CONVERSATIONS_PER_BLOCK = 10_000  # tokenized in one call
+_CONVERSATIONS_PER_BLOCK = 10_000  # tokenized in one call; all at once would fill the memory
 _COUNTS = ("conversations", "rows", "cut", "unanswered", "labels", "answers")
 
 
@@ -155,6 +156,7 @@ class _Packing:
             # L inputs and their L labels are L + 1 tokens.
             fits = slice(self.length + 1)
             answers = int(is_answer[fits].sum())
+            # Without a token of the assistant, all weights would be 0.
             if not answers:
                 counts["unanswered"] += 1
                 continue
@@ -197,7 +199,8 @@ def _summary(meta: dict, length: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of prompts, alone or together with rows of texts.
+# Rows of prompts, alone or together with rows of texts, for models that learn from completions of
+# their own: such a row needs no labels.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +240,7 @@ class WithTexts:
         return self.prompts.until(step)
 
     def batch(self, step: int, indices: Sequence[int]) -> Row:
+        # The same indices for both, so that each host reads only its own rows of either.
         texts = self.texts.batch(step, indices).items()
         return self.prompts.batch(step, indices) | {f"text_{name}": x for name, x in texts}
 
@@ -297,6 +301,7 @@ def fitted(example: Example, room: int) -> Example:
     comparable.
     """
     longest = max(map(len, example.completions))
+    # The start of the prompt goes first, because its end is what the completions answer.
     prompt = example.prompt[-max(room - longest, room // 2) :]
     left = room - len(prompt)
     return example._replace(prompt=prompt, completions=[ids[:left] for ids in example.completions])

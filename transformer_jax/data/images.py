@@ -20,9 +20,11 @@ if TYPE_CHECKING:  # an optional library
 
 
 # --------------------------------------------------------------------------------------------------
-# Image files, which Pillow opens in a few formats. Their size is checked before they are decoded.
+# Image files, which Pillow opens in a few formats only, whatever their names say. Their size is
+# checked before they are decoded, so that a small file can't fill the memory.
 
-# The supported formats, and the suffixes of their files.
+# The supported formats, and the suffixes of their files. Pillow is told these formats, because it
+# would otherwise open files of many more.
 FORMATS = {
     "PNG": (".png",),
     "JPEG": (".jpg", ".jpeg"),
@@ -44,6 +46,7 @@ def pillow() -> ModuleType:
         from PIL import Image
     except ImportError:
         raise UserError("images need Pillow: pip install -e '.[vision]'") from None
+    # As an error, it stops Pillow before it decodes. As a warning, it would scroll past.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     return Image
 
@@ -80,6 +83,7 @@ def loaded(image: "Image", where: str) -> "Image":
         image.load()
     except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
+    # `converted` scales by the smallest and the largest value, between which NaN has no place.
     if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
         raise UserError(f"{where}: the image is damaged (it has values that are not finite)")
     return image
@@ -92,6 +96,7 @@ def check_file(content: bytes, where: str, max_pixels: int) -> tuple[int, int]:
     """
     image = opened(content, where, max_pixels)
     size = image.size
+    # The size was taken before, because `draft` changes it.
     image.draft(None, (1, 1))
     loaded(image, where)
     width, height = size[::-1] if _is_on_its_side(image) else size
@@ -122,12 +127,14 @@ def image_from_pixels(pixels: np.ndarray) -> "Image":
 
 def pixels_of(image: "Image") -> np.ndarray:
     """Returns the pixels of an image of mode L or RGB, uint8 (H, W, 1) or (H, W, 3)."""
+    # A copy, because an array that shares Pillow's memory is read-only.
     pixels = np.array(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 # --------------------------------------------------------------------------------------------------
-# What the file says about its pixels: which way is up, and which values are black and white.
+# What the file says about its pixels: which way is up, and which values are black and white. Pillow
+# applies neither when it decodes, so that an image would be read differently from how it is seen.
 
 # EXIF's orientations, and the method of Pillow's `transpose` that turns such an image upright, as
 # in `PIL.ImageOps.exif_transpose`. That function is not called itself, because it also writes the
@@ -199,17 +206,21 @@ def _in_bytes(values: np.ndarray) -> np.ndarray:
     ranges = [2**bits - 1 for bits in _BITS] if is_whole else [1, *(2**bits - 1 for bits in _BITS)]
     top = next((top for top in ranges if 0 <= least and most <= top), None)
     if top is None:
+        # A constant image has no range to divide by.
         values, top = values - least, most - least or 1.0
     elif is_whole:
+        # A shift and not a rounded division, because Pillow reads color images of 16 bits in this
+        # way.
         return (values >> (top.bit_length() - 8)).astype(np.uint8)
     return np.rint(values * (255 / top)).astype(np.uint8)
 
 
 # --------------------------------------------------------------------------------------------------
-# Images as records: either the unchanged bytes of an image file, or raw pixels.
+# Images as records: either the unchanged bytes of an image file, or raw pixels. Files stay encoded,
+# because decoded images would take many times the space, and a crop needs them in their full size.
 
 SHAPE = ("height", "width", "channels")  # integers of a record
-ENCODED = 0  # the value of "channels" in a record that is an image file
+ENCODED = 0  # as "channels", for an image file, because pixels have at least 1 channel
 NO_LABEL = -1
 
 
@@ -237,12 +248,13 @@ def record_of_file(content: bytes, size: tuple[int, int], label: int) -> Record:
 
 
 # --------------------------------------------------------------------------------------------------
-# Image augmentation: functions of an image and of the random generator of its row.
+# Image augmentation: functions of an image and of the random generator of its row, so that an image
+# does not depend on which process reads it, or when.
 
 Box = tuple[float, float, float, float]  # left, upper, right and lower, in pixels
 
 _TRIES = 10
-_LONGEST_SIDE = 4 / 3  # the largest aspect ratio of a random crop
+_LONGEST_SIDE = 4 / 3  # of a random crop, as in the paper
 
 
 def centre_box(size: tuple[int, int], share: float = 1.0) -> Box:
@@ -268,6 +280,7 @@ def random_box(
     width, height = size
     for _ in range(_TRIES):
         target = generator.uniform(*area) * width * height
+        # Log-uniform, so that wide and tall boxes are equally likely.
         ratio = math.exp(generator.uniform(-1, 1) * math.log(_LONGEST_SIDE))
         box_width, box_height = math.sqrt(target * ratio), math.sqrt(target / ratio)
         if box_width <= width and box_height <= height:
@@ -277,7 +290,7 @@ def random_box(
     return centre_box(size)
 
 
-# How an evaluated image is resized, see `View`.
+# How an evaluated image is resized, see `View`: published models differ in it.
 Fit = Literal["center", "stretch", "shorter", "none"]
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
@@ -298,6 +311,8 @@ def resized(
     smaller = max(side / max(box[2] - box[0], 1e-6), side / max(box[3] - box[1], 1e-6))
     if smaller < 1:
         image.draft(None, tuple(math.ceil(length * smaller) for length in image.size))
+        # From the size that `draft` has chosen: a JPEG is only decoded at a half, a quarter or an
+        # eighth.
         scale = [new / old for new, old in zip(upright_size(image), full)]
         box = tuple(edge * scale[number % 2] for number, edge in enumerate(box))
     image = converted(upright(image), mode)
@@ -328,6 +343,7 @@ def shifted(pixels: np.ndarray, most: int, generator: np.random.Generator) -> np
 
 def mixed(pixels: np.ndarray, others: np.ndarray, share: float) -> np.ndarray:
     """Returns mixup's weighted mean of two images (Zhang et al. 2018), rounded to uint8."""
+    # In float32, because products of uint8 would overflow.
     mixture = share * pixels.astype(np.float32) + (1 - share) * others.astype(np.float32)
     return np.rint(mixture).astype(np.uint8)
 
@@ -352,6 +368,7 @@ def _identity(image: "Image", level: float, sign: int) -> "Image":
 
 
 def _autocontrast(image: "Image", level: float, sign: int) -> "Image":
+    # Imported here, as in the functions below, because Pillow is an optional library.
     from PIL import ImageOps
 
     return ImageOps.autocontrast(image)
@@ -372,6 +389,7 @@ def _solarize(image: "Image", level: float, sign: int) -> "Image":
 def _posterize(image: "Image", level: float, sign: int) -> "Image":
     from PIL import ImageOps
 
+    # From 8 to 4 bits, the range of AutoAugment's table.
     return ImageOps.posterize(image, round(8 - 4 * level))
 
 
@@ -413,6 +431,7 @@ def _affine(columns: float, rows: float, shear: bool):
 
 
 def _gray(image: "Image") -> int | tuple[int, int, int]:
+    # The color of the borders in AutoAugment's published code.
     return 128 if image.mode == "L" else (128, 128, 128)
 
 
@@ -435,7 +454,8 @@ _OPERATIONS = (
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of images, which are decoded, cropped to one size and augmented when they are read.
+# Rows of images, which are decoded, cropped to one size and augmented when they are read, because
+# each epoch crops and augments otherwise.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -519,6 +539,7 @@ class ImageRows:
 
     def __init__(self, records: Records, view: View, key: np.ndarray):
         self.records, self.view, self.key = records, view, key
+        # Read at once, because they are small and each row needs one.
         self._shapes = np.stack([records.array(name) for name in SHAPE], axis=1)
 
     def __len__(self) -> int:

@@ -60,6 +60,7 @@ class Masking:
         count = min(
             max(round(self.selected * len(tokens)), 1), self.max_predictions, len(candidates)
         )
+        # Single tokens are the common case, and need no loop in Python over the units of a row.
         if count and (self.whole_words or len(self.ngrams) > 1):
             positions = self._spans(tokens, self._units(tokens, candidates), count, random)
         else:
@@ -96,6 +97,8 @@ class Masking:
             return np.split(candidates, np.arange(1, len(candidates)))
         starts_word = ~self.continues[tokens[candidates]]
         # A special token ends a word too, because the candidates on its two sides are not adjacent.
+        # With -2 before it, the first candidate always begins a unit, even at position 0. Its own
+        # bound is the one that is dropped below.
         is_after_gap = np.diff(candidates, prepend=-2) > 1
         return np.split(candidates, np.flatnonzero(starts_word | is_after_gap)[1:])
 
@@ -118,6 +121,7 @@ class Masking:
             lengths = 1 + random.choice(len(weights), len(units), p=weights)
         is_selected = np.zeros(len(units), bool)
         positions = []
+        # A loop, because the length of a span depends on the spans that were drawn before it.
         for first in order.tolist():
             before = units[first][0] - 1
             for number in range(first, min(first + lengths[first], len(units))):
@@ -161,7 +165,8 @@ def _part(length: int, loss: int, random: np.random.Generator) -> slice:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows that are pairs of texts, and the token store of sentences that they are read from.
+# Rows that are pairs of texts, and the token store of sentences that they are read from. The store
+# keeps the bounds of sentences, because A and B consist of whole ones before they are truncated.
 
 # The share of rows that are shorter, `short_seq_prob` in the published create_pretraining_data.py.
 _SHORT_ROWS = 0.1
@@ -209,9 +214,12 @@ class SentencePairs:
         self.swaps = swaps
         self.meta = stored.meta
         self._philox_key = philox_key(key)
-        # The offset of the first token of each sentence, with the number of tokens at the end.
+        # The offset of the first token of each sentence, with the number of tokens at the end. All
+        # offsets are held in memory, because each epoch divides the spans into A and B at other
+        # sentences.
         self._starts = cumulative(stored.array("sentences"))
-        # The index of the first sentence of each document, with the number of sentences at the end.
+        # The index of the first sentence of each document, with the number of sentences at the end,
+        # so that every document has an end.
         self._documents = cumulative(stored.array("documents"))
         # [CLS] and two [SEP] take three positions of a row.
         self._spans = _spans(self._starts, self._documents, length - 3)
@@ -258,6 +266,7 @@ class SentencePairs:
         sentence = random.integers(self._documents.item(other), next_document)
         start = self._starts.item(sentence)
         end_of_document = self._starts.item(next_document)
+        # A row never needs more tokens than its length, so the rest of a long document is not read.
         return start, min(start + self.length, end_of_document)
 
     def _row(self, plan: Plan, first: np.ndarray, second: np.ndarray) -> Row:
@@ -278,6 +287,7 @@ class SentencePairs:
         framed = [part for text in texts for part in (text, sep)]
         tokens = np.concatenate([[self.meta["cls_id"]], *framed]).astype(np.int64)
         row = self.mask(tokens, random)
+        # [CLS] and the first [SEP] belong to the first text, as in BERT.
         token_types = np.arange(len(tokens)) >= len(texts[0]) + 2
         return row | {
             "tokens": padded(row["tokens"], self.length),
@@ -320,6 +330,8 @@ def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.nda
             bounds = []
             first = start
             while end - first >= 2:
+                # At least two sentences, even if the first one fills a row, so that A and B have
+                # one each.
                 last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
                 first = min(last, end)
                 bounds.append(first)
@@ -328,6 +340,8 @@ def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.nda
             for span in zip([start, *bounds], bounds):
                 yield from (*span, document)
 
+    # Filled from an iterator of plain numbers: a list of tuples would take many times the memory of
+    # the array, which has 12 bytes a row.
     return np.fromiter(numbers(), np.uint32).reshape(-1, 3)
 
 
@@ -343,7 +357,8 @@ def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store
         "text": text.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
         "sentences": data.sentences,
-        # Only then part of the key, so that other stores keep the key that they have.
+        # The key has the option only where it is used, so that stores that were built before it
+        # existed are still found.
         **({"exact": True} if exact else {}),
     }
     content = store.Content(
@@ -403,7 +418,8 @@ def _encoded_documents(texts: list[str], tokenizer, split: Callable) -> list[lis
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows that are single texts: windows of the text, and RoBERTa's full sentences.
+# Rows that are single texts: windows of the text, and RoBERTa's full sentences, which replace pairs
+# because RoBERTa does without the next-sentence objective (Liu et al. 2019, section 4.2).
 
 
 class MaskedTexts(abc.ABC):
@@ -477,9 +493,12 @@ class FullSentences(MaskedTexts):
     def __init__(self, stored: store.Store, length: int, mask: Masking, key, ids):
         super().__init__(stored, length, mask, key, ids)
         sentences = cumulative(stored.array("sentences"))
-        # The offset of the first token of each document, with the number of tokens at the end.
+        # The offset of the first token of each document, with the number of tokens at the end. It
+        # shows where [SEP] belongs in a row, because the store has no token between documents.
         self._documents = sentences[cumulative(stored.array("documents"))]
-        # The offset of the first token of each row, with the number of tokens at the end.
+        # The offset of the first token of each row, with the number of tokens at the end. Rows
+        # depend on the lengths of all sentences before them, so they are computed once instead of
+        # for each request.
         starts = _row_starts(_pieces(sentences, length - 2), self._documents, length - 2)
         self._starts = np.fromiter(starts, sentences.dtype)
 
@@ -500,7 +519,8 @@ def _pieces(sentences: np.ndarray, most: int) -> np.ndarray:
     `sentences` has the same form. A sentence of up to `most` tokens is one piece; a longer one is
     split into pieces of `most` tokens and a rest.
     """
-    counts = (np.diff(sentences) + (most - 1)) // most  # pieces of each sentence, 1 or more
+    # Rounded up: every sentence has at least one piece, and the last piece may be shorter.
+    counts = (np.diff(sentences) + (most - 1)) // most
     indices = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.append(np.repeat(sentences[:-1], counts) + most * indices, sentences[-1])
 
@@ -523,7 +543,9 @@ def _row_starts(pieces: np.ndarray, documents: np.ndarray, most: int) -> Iterato
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of masked language models for the texts that `config.data` names, in phases.
+# The rows of masked language models for the texts that `config.data` names, in phases: BERT trains
+# most updates on short rows, because the cost of attention grows with the square of the length
+# (Devlin et al. 2018, appendix A.2).
 
 # The minimum number of rows in an evaluation. A smaller text is read several times, each time with
 # other pairs and masks, so that the random draws add less noise to the result.
@@ -575,6 +597,7 @@ class MaskedRows(SingleText):
                     f"config.model.max_length={model.max_length}, most predictions), "
                     "as in ((1.0,128,20),)"
                 )
+        # A tolerance, because 0.7 + 0.2 + 0.1 is 0.9999999999999999 in floating point.
         if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
             raise UserError(
                 f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
@@ -594,6 +617,8 @@ class MaskedRows(SingleText):
     def phase_steps(self) -> list[int]:
         """The number of updates of each phase."""
         shares = itertools.accumulate(share for share, _, _ in self.phases)
+        # The ends are rounded, not the shares, so that the phases together have exactly
+        # `num_steps`.
         ends = [round(share * self.config.train.num_steps) for share in shares]
         return [end - start for start, end in zip([0, *ends], ends)]
 
@@ -629,6 +654,8 @@ class MaskedRows(SingleText):
         """
         _, length, num_predictions = self.phases[phase]
         mask = self.masking(tokenizer, num_predictions)
+        # Evaluations mask all tokens with equal probability, so that losses with and without
+        # `rare_words` can be compared.
         if self.rare_words and split == "train":
             mask = dataclasses.replace(mask, weights=self._weights(stored, len(mask.special)))
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
@@ -640,6 +667,7 @@ class MaskedRows(SingleText):
     def _weights(self, stored, vocab_size: int) -> np.ndarray:
         """Returns the masking weight of each token of the vocabulary (V,)."""
         counts = texts.count_tokens(stored, self.config.data, vocab_size, "train")
+        # A token that the text lacks would have an infinite weight.
         return np.maximum(counts, 1) ** -float(self.rare_words)
 
     def _pair_rows(
@@ -661,6 +689,7 @@ class MaskedRows(SingleText):
 
 def are_weights(values) -> bool:
     """Returns whether `values` is a tuple of finite numbers >= 0 that are not all 0."""
+    # Types are compared, because True and False are instances of int.
     if not isinstance(values, tuple) or not {*map(type, values)} <= {int, float}:
         return False
     return all(0 <= value < math.inf for value in values) and sum(values) > 0
@@ -676,7 +705,7 @@ def _is_phase(phase, max_length: int) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # Rows for replaced-token detection (ELECTRA): masked texts, and random numbers that the generator
-# samples its replacements with.
+# samples its replacements with. With these numbers in the row, sampling needs no key in the step.
 
 # Integers below this bound are exactly representable in float32.
 NUM_DRAWS = 2**24
@@ -714,7 +743,8 @@ class _Masking(Masking):
 
 # --------------------------------------------------------------------------------------------------
 # The pre-training data of UniLM (Dong et al. 2019): rows as in BERT, for four objectives with
-# different attention masks.
+# different attention masks. The objectives are mixed within a batch, so the mask must be part of
+# each row.
 
 OBJECTIVES = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
 _PAIR_OBJECTIVES = OBJECTIVES[:2]
@@ -773,6 +803,7 @@ class MixedPairs(SentencePairs):
             text = np.concatenate([first, second])[: self._room(plan.random)]
             row = self._masked([text], plan.random) | {"follows": np.int32(1)}
         is_second, filled = row["token_types"] > 0, row["segment_ids"] > 0
+        # The first text may have another type than 0, but padding keeps 0.
         types = np.where(is_second, *reversed(self.types[plan.objective])) * filled
         return row | {
             "token_types": types.astype(np.int32),
@@ -791,6 +822,8 @@ def ranks(objective: str, is_second: np.ndarray) -> np.ndarray:
     positions = np.arange(len(is_second))
     match objective:
         case "sequence_to_sequence":
+            # All of the first text has rank 0, so its tokens attend to each other in both
+            # directions.
             return positions * is_second
         case "left_to_right":
             return positions

@@ -15,7 +15,9 @@ from transformer_jax.data.rows import Row
 from transformer_jax.data.texts import MixedTexts
 
 # --------------------------------------------------------------------------------------------------
-# A text with its source and its target, and the interface of noise functions.
+# A text with its source and its target, and the interface of noise functions. They map arrays of
+# ids to arrays of ids, and know no tokenizer, so that pictures can apply them to indices instead of
+# ids.
 
 # The number of sentinels added after the pieces of a tokenizer that has none, as many as T5 has.
 NUM_SENTINELS = 100
@@ -57,6 +59,7 @@ class Pieces:
 
     @classmethod
     def of(cls, tokenizer) -> "Pieces":
+        # A special token belongs to no word, so it must not continue the one before it.
         begins_word = ~tokenizer.continues | tokenizer.special
         added = 0 if tokenizer.num_sentinels else NUM_SENTINELS
         num_sentinels = tokenizer.num_sentinels + added
@@ -102,6 +105,7 @@ class Masking(Noise):
     masks = True
 
     def __call__(self, text, pieces, random):
+        # A copy, because the same array is the target.
         masked = text.tokens.copy()
         masked[_chosen(len(masked), self.share, random)] = pieces.mask_id
         return text._replace(tokens=masked)
@@ -136,8 +140,11 @@ class Infilling(Noise):
 
     def __call__(self, text, pieces, random):
         is_start = np.ones(len(text.tokens) + 1, bool)
+        # The first token begins a word even if its piece continues one, because the text may be cut
+        # there.
         is_start[1:-1] = pieces.begins_word[text.tokens[1:]]
-        # The index of the first token of each word, with the number of tokens at the end.
+        # The index of the first token of each word, with the number of tokens at the end, so that
+        # the last word has an end, too.
         bounds = np.flatnonzero(is_start)
         words = self._lengths(_count(len(bounds) - 1, self.share, random), random)
         num_others = len(bounds) - 1 - words.sum()
@@ -155,6 +162,7 @@ class Infilling(Noise):
             return np.zeros(0, np.int64)
         lengths = random.poisson(self.mean, num_words)
         sums = np.cumsum(lengths)
+        # Spans of no words may leave the sum too small even with one draw for each word.
         last = min(int(np.searchsorted(sums, num_words)), num_words - 1)
         lengths[last] += num_words - sums[last]
         return lengths[: last + 1]
@@ -180,6 +188,7 @@ class Rotation(Noise):
     """Document rotation: the source is rotated so that it starts with a random token."""
 
     def __call__(self, text, pieces, random):
+        # The maximum allows for an empty text, from which earlier noises have deleted all tokens.
         shift = -random.integers(max(len(text.tokens), 1))
         return text._replace(
             tokens=np.roll(text.tokens, shift), sentences=np.roll(text.sentences, shift)
@@ -199,6 +208,8 @@ def _chosen(number: int, share: float, random: np.random.Generator) -> np.ndarra
 def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int) -> Text:
     """Returns the text with each span of tokens replaced by one mask token."""
     num_tokens = len(text.tokens)
+    # Counts instead of a loop over spans: a token is outside all spans where as many have closed as
+    # have opened. A span of no tokens opens and closes at once.
     opened = np.bincount(starts, minlength=num_tokens + 1)
     closed = np.bincount(starts + lengths, minlength=num_tokens + 1)
     outside = np.flatnonzero(np.cumsum(opened - closed)[:-1] == 0)
@@ -216,7 +227,8 @@ def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int)
 
 
 # --------------------------------------------------------------------------------------------------
-# Noise functions that also define the target: span corruption, MASS, and prefixes.
+# Noise functions that also define the target: span corruption, MASS, and prefixes. Because of that,
+# no other noise may come before or after them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +251,7 @@ class SpanCorruption(Noise):
             return text._replace(target=text.target[:0])
         unmasked = _divided(num_tokens - num_masked, num_spans, random)
         masked = _divided(num_masked, num_spans, random)
-        # The ends of alternating unmasked and masked spans.
+        # Unmasked and masked spans alternate, beginning with an unmasked one, as in T5.
         ends = np.cumsum(np.stack([unmasked, masked], axis=1))
         starts = np.concatenate([[0], ends[:-1]])
         is_masked = np.repeat(np.arange(len(ends)) % 2 == 1, ends - starts)
@@ -252,8 +264,10 @@ class SpanCorruption(Noise):
 
     def _counts(self, num_tokens: int) -> tuple[int, int]:
         """Returns the number of masked tokens and the number of spans."""
+        # At least one token is masked and one is not, as in the published code.
         num_masked = min(max(round(num_tokens * self.share), 1), num_tokens - 1)
         num_spans = max(round(num_masked / self.mean), 1)
+        # Each span has at least one token, and at least one unmasked token is before it.
         return num_masked, min(num_spans, num_masked, num_tokens - num_masked)
 
     def lengths(self, num_tokens):
@@ -317,6 +331,7 @@ class Prefix(Noise):
 
 def _divided(number: int, parts: int, random: np.random.Generator) -> np.ndarray:
     """Splits a number into `parts` parts of at least 1; all such splits are equally likely."""
+    # Distinct inner bounds make all parts at least 1.
     inner = np.sort(random.permutation(number - 1)[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], inner, [number]]))
 
@@ -334,6 +349,8 @@ def _with_sentinels(
 
 # --------------------------------------------------------------------------------------------------
 # The sequence of noise functions that a config lists, and its effect on a text, for pictures.
+# Noises are applied in the listed order, because they do not commute: a mask may be deleted, but a
+# deleted token can't be masked.
 
 KINDS = {
     "masking": Masking,
@@ -441,6 +458,7 @@ def noised_pieces(
     # after the last index.
     indices = np.arange(len(ids))
     mask = len(ids)
+    # Sentinels count down from the last number, as in the vocabulary.
     size = mask + 1 + vocabulary.num_sentinels
     index_pieces = Pieces(vocabulary.begins_word[ids], mask, vocabulary.num_sentinels, size)
     noise = Composition.of(noises)
@@ -456,7 +474,8 @@ def noised_pieces(
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of noised texts and of the targets that a model reconstructs from them.
+# Rows of noised texts and of the targets that a model reconstructs from them. The noise is drawn
+# when a row is read, so that each epoch has other noise and the store has none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -583,7 +602,8 @@ class NoisedTexts:
             self.frame.start_id,
         )
         if not self.noise.frames:
-            # A target that is a part of its text keeps the positions that it has in the text.
+            # A target that is a part of its text keeps the positions that it has in the text, which
+            # tell the decoder what part it is to predict.
             starts = [text.start + len(self.frame.before) for text in texts]
             row["target_positions"][: sum(lengths[1])] += np.repeat(starts, lengths[1])
         return row
@@ -596,9 +616,13 @@ def _row_ends(texts: list[int], room: Room, sentences: np.ndarray | None) -> Ite
     end. With `sentences`, rows consist of whole sentences.
     """
     start, number = 0, 1
+    # A loop, because the room of a row depends on how many texts it has, and so does the start of
+    # the next row.
     while start < texts[-1]:
         offset, left = start, room.lengths
-        # A row takes one text after the other, as long as there is room.
+        # A row takes one text after the other, as long as there is room. Texts are not reordered to
+        # fill rows better, because rows tile the stored text: a row is then two offsets, and needs
+        # one read.
         while offset < texts[-1] and (most := room.most(*left)):
             end = min(offset + most, texts[number])
             is_cut = end < texts[number]
@@ -620,6 +644,8 @@ def _row_ends(texts: list[int], room: Room, sentences: np.ndarray | None) -> Ite
 
 # --------------------------------------------------------------------------------------------------
 # The rows of denoising tasks: the texts of `config.data` with the noise of `config.task.noises`.
+# The sizes of rows follow from the noise, whose sources and targets have other lengths than the
+# text.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -638,6 +664,7 @@ class DenoisingRows(MixedTexts):
         return self.train_rows(component)
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
+        # Splits count as phases, so that no two of them draw the same noise.
         key = ("train", "valid", "test").index(split), 0
         return rows.EvalRows(self._component(self.text(split), tokenizer.source, split, key))
 

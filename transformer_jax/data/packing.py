@@ -15,7 +15,9 @@ from transformer_jax.data.sources import pairs
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Packing of several short pairs or texts into one row, planned once and kept in a token store.
+# Packing of several short pairs or texts into one row, because most of a row with a single sentence
+# would be padding. It is planned once and kept in a token store: planning at training time would
+# need the lengths of all texts in every process.
 
 # The number of rows that may still receive a pair. When a further row is opened, the fullest of
 # them is closed. The bound keeps the cost of placing a pair constant.
@@ -48,6 +50,8 @@ def plan(
         order.tolist(), source_lengths[order].tolist(), target_lengths[order].tolist()
     ):
         fits = (source_room >= source) & (target_room >= target)
+        # All open rows are compared. A heap or a sorted list would not find the best one, because a
+        # pair must fit on both sides, and the rows with the least room in total may lack it on one.
         slot = int(np.where(fits, room, _NO_ROOM).argmin())
         if not fits[slot]:
             # The pair fits in no open row, so a new row replaces the fullest one.
@@ -66,6 +70,7 @@ def plan(
 
 def plan_texts(lengths: np.ndarray, length: int, key: tuple[int, ...]) -> list[list[int]]:
     """Returns the numbers of the texts in each row, as `plan` does for pairs."""
+    # Targets of length 0 fit everywhere, so that texts need no planner of their own.
     return plan(lengths, np.zeros_like(lengths), length, 0, key)
 
 
@@ -77,14 +82,17 @@ class Sequences:
         self._lengths = []
 
     def append(self, sequences: list[Sequence[int]]) -> None:
+        # Arrays of 4 bytes a token: a list would take 8 for each reference alone.
         self._tokens.append(np.fromiter(itertools.chain.from_iterable(sequences), np.uint32))
         self._lengths.append(np.array([len(ids) for ids in sequences], np.int64))
 
     def join(self) -> None:
         """Concatenates all sequences. Must be called once, after the last `append`."""
+        # The empty arrays make this work without any text, too.
         self.tokens = np.concatenate([np.zeros(0, np.uint32), *self._tokens])
         self.lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
         self._starts = starts(self.lengths)
+        # These are a second copy of all tokens of the part.
         del self._tokens, self._lengths
 
     def sequence(self, number: int) -> np.ndarray:
@@ -120,8 +128,9 @@ class StoredRows:
     def __init__(self, stored: store.Store):
         self._store = stored
         self._numbering = store.Numbering(part["rows"] for part in stored.parts)
-        # For each part read so far: the offset of the first token of each row, and the number of
-        # tokens as the last entry. This takes 4 bytes a row.
+        # For each part: the offset of the first token of each row, and the number of tokens as the
+        # last entry. A part is added when it is first read, so that a process holds 4 bytes for
+        # each row of the parts that it reads, and none of the others.
         self._first_tokens: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -142,9 +151,10 @@ class StoredRows:
 
 
 # --------------------------------------------------------------------------------------------------
-# Packed translation rows: each holds several sentence pairs.
+# Packed translation rows: each holds several sentence pairs, and segment ids keep them from
+# attending to each other.
 
-_PAIRS_PER_BLOCK = 10_000  # tokenized in one call
+_PAIRS_PER_BLOCK = 10_000  # tokenized in one call, to bound the memory, see `_encoded`
 
 
 class PackedPairs:
@@ -216,6 +226,7 @@ def assembled(
     # start, where `start_id` replaces it.
     inputs = np.roll(labels, 1)
     inputs[starts] = start_id
+    # The end token of the last segment has moved into the padding.
     inputs[target_row["target_segment_ids"] == 0] = 0
     return {**source_row, **target_row, "labels": labels, "target": inputs}
 
@@ -247,6 +258,7 @@ class _Packing:
         """Writes rows of alternating sources and targets, and returns the counts of the part."""
         number, pairs = numbered
         source, target, skipped = _encoded(pairs, self.tokenizer, self.limits, self.cuts)
+        # With the number of the part, the plan of a part does not depend on the other parts.
         key = (self.seed, number)
         rows = plan(source.lengths, target.lengths, *self.limits, key)
         sides = source, target
@@ -276,9 +288,12 @@ def build(
         "text": pairs.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
         "lengths": limits,
+        # The seed decides which pairs share a row.
         "seed": data.seed,
     }
-    if cuts:  # only then part of the key, so that other stores keep the key that they have
+    # The key has the option only where it is used, so that the stores of other tasks, which were
+    # built before it existed, are still found.
+    if cuts:
         key["cuts"] = True
 
     def whole(parts: list[dict]) -> dict:
@@ -305,6 +320,7 @@ def build(
         whole=whole,
         title=f"packing {split}",
     )
+    # Both sides alternate in one array, whose dtype must hold the ids of either.
     vocab_size = max(tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     stored = store.build(
         data.cache, f"pairs-{split}", key, vocab_size, content, rebuild=data.rebuild
@@ -376,7 +392,8 @@ def _cut(ids: list[int], limit: int) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of encoder-decoder models: packed pairs from the files that `config.data` names.
+# The rows of encoder-decoder models: packed pairs from the files that `config.data` names. What the
+# tasks do differently is in the subclasses, so that all of them pack in the same way.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,6 +500,7 @@ class MaskedTargets:
 
     def _row(self, row: Row, random: np.random.Generator) -> Row:
         filled = row["target_segment_ids"] > 0
+        # Without the padding, because the number of masked tokens is a share of all tokens given.
         masked = self.mask(row["labels"][filled], random)
         target = padded(masked.pop("tokens"), len(filled))
         return row | masked | {"target": target}

@@ -13,9 +13,9 @@ from transformer_jax.data.rows import Row, padded
 from transformer_jax.data.texts import MixedTexts
 
 _ONE_IN = 6  # K in the paper: one of K tokens is predicted
-_MAX_SPAN = 5  # the longest span of consecutive predicted tokens
+_MAX_SPAN = 5  # the longest span of consecutive predicted tokens, as in the paper
 # The minimum number of rows in an evaluation without memory. A smaller text is read several times,
-# each time with other factorization orders.
+# each time with other factorization orders, so that the random draws add less noise to the result.
 _MIN_EVAL_ROWS = 2_000
 
 
@@ -33,6 +33,8 @@ def span_targets(length: int, random: np.random.Generator) -> np.ndarray:
     spans = []
     start = 0
     while start < length:
+        # A short rest of the row gets a shorter span. The spans then never have more tokens in
+        # total than `num_targets`, the size of the padded arrays.
         size = min(int(random.integers(1, _MAX_SPAN + 1)), num_targets(length - start))
         part = min(size * _ONE_IN, length - start)
         first = start + int(random.integers(part - size + 1))
@@ -124,11 +126,14 @@ class PermutedWindows:
 
     def _offset(self, epoch: int) -> int:
         seed = np.random.SeedSequence((*self.key, epoch))
+        # A text that is little longer than a row leaves room for fewer offsets.
         num_offsets = min(self._stride, self._size - self._span + 1)
         return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
 
     def _spans(self, start: int, random: np.random.Generator) -> list[tuple[int, int]]:
         """Returns the span before the first [SEP] of the row at `start`, and the span of B."""
+        # A has at least one token beyond the R remembered ones, so that no special token enters the
+        # memory.
         end = start + int(random.integers(self.remembered + 1, self._span))
         size = start + self._span - end
         follows = random.random() < 0.5
@@ -140,6 +145,8 @@ class PermutedWindows:
         tokens = np.concatenate([first, [sep_id], second, [sep_id, cls_id]]).astype(np.int32)
         types = np.repeat([0, 1, 2], [len(first) + 1, len(second) + 1, 1])
         targets = span_targets(self.length, random)
+        # As in the published code, special tokens are never targets: they are structure and not
+        # text.
         targets = targets[~self.special[tokens[targets]]]
         special_positions = [len(first), self.length - 2, self.length - 1]
         permuted = np.union1d(targets, special_positions)
@@ -151,6 +158,8 @@ class PermutedWindows:
             "target_positions": padded(targets, most),
             "target_weights": padded(np.ones(len(targets)), most),
         }
+        # Never 1 here, because the memory goes on across documents. The batch sets it at the start
+        # of a stream.
         return row | ({"restarts": np.zeros(1, np.int32)} if self.remembered else {})
 
 
@@ -176,6 +185,8 @@ class PermutedRows(MixedTexts):
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
         """Returns the rows of a split: streams with a memory, otherwise at least 2,000 rows."""
         number = ("valid", "test").index(split)
+        # Another phase than in training, whose first component also has the number 0: with equal
+        # keys, both would draw the same numbers.
         component = self._component(self.text(split), split, number, tokenizer, phase=1)
         if self.remembered:
             return rows.EvalRows(component, order="stream")

@@ -14,7 +14,7 @@ from transformer_jax.data import masking, store
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.data.tokenizers.words import Residues
 
-_POSITION = "<u2"  # dtype of the positions in contacts
+_POSITION = "<u2"  # 16 bits, because known proteins have at most some ten thousand residues
 MOST_RESIDUES = 2**16  # of a protein with contacts, whose positions must fit 16 bits
 NO_CONTACTS = np.zeros((0, 2), np.int64)
 
@@ -44,6 +44,7 @@ class Stored:
 
     def text(self, tokenizer: Residues, most: int) -> Int[np.ndarray, " T"]:
         """Returns about `most` tokens of the first proteins, with <eos> before and after each."""
+        # As many of the first proteins as needed, so that a large set is not read in full.
         number = int(np.searchsorted(np.cumsum(self.sizes), most)) + 1
         parts = [[tokenizer.eos_id]]
         for residues, _ in self.read(range(min(number, len(self)))):
@@ -52,6 +53,7 @@ class Stored:
 
 
 def _parts(content: np.ndarray, size: int) -> tuple[str, np.ndarray]:
+    # A copy, because `content` may begin at an odd address.
     contacts = np.frombuffer(content[size:].tobytes(), _POSITION).reshape(-1, 2)
     return content[:size].tobytes().decode(), contacts.astype(np.int64)
 
@@ -79,6 +81,7 @@ class Proteins(abc.ABC):
         ]
 
     def _cropped(self, residues: str, contacts: np.ndarray, random: np.random.Generator) -> Row:
+        # <cls> and <eos> take two positions.
         room = self.length - 2
         first = int(random.integers(len(residues) - room + 1)) if len(residues) > room else 0
         tokenizer = self.tokenizer
@@ -142,4 +145,5 @@ def contact_map(contacts: Int[np.ndarray, "C 2"], size: int) -> Int[np.ndarray, 
     """Returns the symmetric contact map, int32."""
     contact = np.zeros((size, size), np.int32)
     contact[contacts[:, 0], contacts[:, 1]] = 1
+    # A contact is stored once, in either order.
     return np.maximum(contact, contact.T)

@@ -104,11 +104,14 @@ class Phase:
         """The first update of each stage of the ramp, and the first update after the ramp."""
         if not self.first_batch:
             return [0]
+        # Rounded up, because `size` rounds down: this is the first update that `size` puts into a
+        # stage.
         return [-(-stage * self.ramp_steps // _NUM_STAGES) for stage in range(_NUM_STAGES + 1)]
 
     def rows_before(self, step: int) -> int:
         """Returns the total number of rows of all updates before `step`."""
         # The sum is over stages, not updates, because it is computed for every batch of a run.
+        # Without the condition, stages after `step` would count negatively.
         starts = self._stage_starts
         stops = [*starts[1:], step]
         return sum(
@@ -220,6 +223,7 @@ class TrainRows:
             )
         batch = {name: np.stack([rows[i][name] for i in range(len(indices))]) for name in rows[0]}
         if phase.order == "stream" and step_of_phase % phase.num_segments == 0:
+            # A new epoch begins, and the state at the end of a stream must not flow into its start.
             batch["restarts"][:, 0] = 1
         return batch
 
@@ -227,6 +231,8 @@ class TrainRows:
 @functools.lru_cache
 def _order_seed(*key: int) -> int:
     """Returns the seed of the row order for a `key` of (seed, phase, component, epoch)."""
+    # One word of 32 bits, because `index_shuffle` takes no larger seed. Cached, because all rows of
+    # an epoch ask for the same key.
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
@@ -284,6 +290,7 @@ class EvalRows:
         rows = self.component.rows(
             [self._number(position if valid else 0) for position, valid in zip(positions, is_row)]
         )
+        # Zeros also in the weights, so that no metric counts these rows.
         rows = [row if valid else _zeros_like(row) for row, valid in zip(rows, is_row)]
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -300,6 +307,7 @@ def _zeros_like(row: Row) -> Row:
 def philox_key(key: tuple[int, int, int]) -> np.ndarray:
     """Returns the key of the Philox generator for (seed, phase, component), uint64 (2,)."""
     seed, phase, component = key
+    # A Philox key has two words of 64 bits, so phase and component share the second one.
     return np.array([seed, phase << 32 | component], np.uint64)
 
 
@@ -318,9 +326,9 @@ def padded(values: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-# Reader processes, which read the rows of upcoming updates in parallel with the training process.
-#
-# Rows are a pure function of (config, step), so the batches are the same for any number of readers.
+# Reader processes read the rows of upcoming updates beside the training process. They share no
+# state with it or with each other, because rows are a pure function of (config, step): the batches
+# are the same for any number of readers, and a resumed run may use another number.
 
 Batch = dict[str, np.ndarray]
 Read = Callable[[int, np.ndarray], Batch]  # from the number of an update and indices in its batch
@@ -331,6 +339,8 @@ sys.path[:] = json.loads(sys.argv[2])
 from transformer_jax.data import rows
 rows.serve(int(sys.argv[1]))
 """
+# Blocked in the readers: Ctrl-C in a terminal is sent to them as well, while the training process
+# still needs rows for its last updates.
 _ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -346,6 +356,7 @@ class Readers:
     def __init__(self, read: Read, count: int):
         self._processes = []
         try:
+            # Pickled before any process starts, so that a failure leaves none behind.
             message = ForkingPickler.dumps(read)
         except Exception as error:  # Different objects fail to pickle with different exceptions.
             raise UserError(
@@ -393,11 +404,14 @@ class Readers:
         if failure is None:
             return batch
         line, trace, is_user_error = failure
+        # A traceback can't be sent between processes. Its text as the cause still shows the user
+        # where the rows failed.
         raise UserError(line) if is_user_error else RunError(line) from RuntimeError(trace)
 
     def close(self) -> None:
         """Kills the processes."""
         for process, connection in self._processes:
+            # The readers block SIGTERM. They hold nothing that would have to be saved first.
             process.kill()
             process.wait()
             connection.close()
@@ -418,6 +432,8 @@ def _start() -> tuple[subprocess.Popen, Connection]:
     # A new interpreter, not a fork: a fork of a process in which JAX runs threads may deadlock.
     ours, theirs = Pipe()
     descriptor = theirs.fileno()
+    # A folder that was added to sys.path at run time, as in a notebook, must be found there, too:
+    # `read` may be defined in a module from it.
     command = [sys.executable, "-c", _PROGRAM, str(descriptor), json.dumps(sys.path)]
     # A child process inherits the signal mask, so it never receives these signals.
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
@@ -438,6 +454,7 @@ def _start() -> tuple[subprocess.Popen, Connection]:
 def serve(descriptor: int) -> None:
     """Serves the requests of the training process until it exits or closes the connection."""
     connection = Connection(descriptor)
+    # These errors are the normal end: the training process has exited or closed the connection.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         for file in connection.recv():
             configs.file_module("task", file)
@@ -454,5 +471,6 @@ def _read(read: Read, step: int, indices: np.ndarray):
     except UserError as error:
         return None, (str(error), traceback.format_exc(), True)
     except Exception as error:
+        # Sent as text, because an exception of a user's or a library's class may fail to unpickle.
         line = f"a reader process failed at update {step + 1}: {type(error).__name__}: {error}"
         return None, (" ".join(line.split()), traceback.format_exc(), False)

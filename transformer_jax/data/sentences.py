@@ -5,6 +5,7 @@ import re
 from typing import Literal
 
 _END_MARKS = ".!?…"
+# The marks that may stand between the end of a sentence and the next space.
 _CLOSING = "\"'”’»)]"
 _OPENING = "\"'“‘«`"
 _ABBREVIATION = re.compile(
@@ -12,6 +13,8 @@ _ABBREVIATION = re.compile(
     r"|rep|vs|etc|cf|viz|al|approx|resp|esp|incl|ca|inc|ltd|co|corp|bros|dept|est",
     re.IGNORECASE,
 )
+# Some of these are also words that may end a sentence, such as "no" and "art", so they count as
+# abbreviations only before a number.
 _ABBREVIATION_BEFORE_NUMBER = re.compile(
     r"nos?|pp?|figs?|secs?|ch|vols?|eqs?|art|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
     re.IGNORECASE,
@@ -63,6 +66,7 @@ def _sentences(words: list[str]) -> list[str]:
         unclosed = word.rstrip(_CLOSING)
         stem = unclosed.rstrip(_END_MARKS)
         next_character = next_word.lstrip("([*¿¡")[:1]
+        # A mark inside the text of a sentence, as in "Yahoo! is", is followed by a lower-case word.
         if stem == unclosed or not _may_start(next_character):
             continue
         is_first = starts[-1] == i
@@ -85,7 +89,9 @@ def _stop_belongs_to_word(stem: str, next_character: str, is_first: bool) -> boo
 
     `is_first` is true if the word is the first of its sentence.
     """
+    # Of "(cf." or "and/or", only the last part decides.
     stem = re.split(r"[(\[\"'“‘«/-]", stem)[-1]
+    # "I" is far more often the pronoun at the end of a sentence than an initial.
     is_initial = len(stem) == 1 and stem.isupper() and stem != "I"
     is_item_number = is_first and re.fullmatch(r"[\d.]+|\w", stem)
     if is_initial or is_item_number or _ABBREVIATION.fullmatch(stem):

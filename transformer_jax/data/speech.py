@@ -18,9 +18,10 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Transcripts as character ids, with a boundary token between words.
+# Transcripts as character ids, with a boundary token between words. CTC needs a blank among the ids
+# and no end of a text, so the tokenizers of texts do not fit.
 
-BOUNDARY = "|"  # between words
+BOUNDARY = "|"  # between words, as in the published vocabularies
 _UNKNOWN = ("<unk>", "[UNK]")
 # The vocabulary of published English models, in the order of their files for transformers. The
 # padding token is also the blank of CTC.
@@ -70,7 +71,9 @@ class Spelling:
     def _cased(self):
         """The function that converts a text to the case of the vocabulary."""
         letters = "".join(token for token in self.vocabulary if len(token) == 1)
+        # Characters without case, such as digits and the apostrophe, decide nothing.
         has_lower, has_upper = letters != letters.upper(), letters != letters.lower()
+        # A vocabulary with both cases tells them apart, and one with neither has none.
         if has_lower == has_upper:
             return str
         return str.lower if has_lower else str.upper
@@ -104,10 +107,11 @@ class Spelling:
 
 
 # --------------------------------------------------------------------------------------------------
-# Utterances as byte records: samples, followed by the transcript in UTF-8.
+# Utterances as byte records: samples, followed by the transcript in UTF-8. One record holds both,
+# so that a row needs one read.
 
 RATE = 16_000  # samples per second, of most speech models
-_FULL = 2**15  # full scale of 16-bit samples
+_FULL = 2**15  # full scale of 16-bit samples, by which soundfile divides, too
 _WIDTH = "sample_width"  # a number of a record: bytes of a sample; records of earlier versions: 2
 # Added to the variance of samples in [-1, 1], as in transformers, so that silence is not divided by
 # zero.
@@ -124,11 +128,13 @@ class Utterance(NamedTuple):
     text: str = ""
 
 
-_DTYPES = {2: "<i2", 4: "<f4"}  # of a stored sample, by its bytes
+# Little-endian on every machine, because a cache may be shared.
+_DTYPES = {2: "<i2", 4: "<f4"}  # of a sample, by its bytes
 
 
 def record(utterance: Utterance) -> Record:
     """Returns a record of an utterance, with the numbers of its samples and characters."""
+    # 16 bits stay 16 bits, which is half the size of float32 and loses nothing.
     is_short = utterance.samples.dtype == np.int16
     samples, width = (utterance.samples, 2) if is_short else (waveform(utterance.samples), 4)
     content = samples.astype(_DTYPES[width]).tobytes() + utterance.text.encode()
@@ -143,6 +149,7 @@ class Utterances:
         self._records = records
         self.samples: Int64[np.ndarray, " N"] = records.array("samples")
         self.characters: Int64[np.ndarray, " N"] = records.array("characters")
+        # Records of earlier versions lack this number, and have 16 bits.
         has_widths = _WIDTH in records.names
         self._widths = records.array(_WIDTH) if has_widths else np.full_like(self.samples, 2)
 
@@ -164,6 +171,7 @@ class Utterances:
 
 def quantized(sound: Float32[np.ndarray, " S"]) -> Int16[np.ndarray, " S"]:
     """Returns 16-bit samples of audio in [-1, 1]. Values outside this range are clipped."""
+    # Clipped, because a value beyond the range would wrap around to the other sign.
     return np.clip(np.rint(sound * _FULL), -_FULL, _FULL - 1).astype(np.int16)
 
 
@@ -228,10 +236,14 @@ def read(
         raise DamagedSound(f"{where}: no such file")
     try:
         with file.open("rb") as content:
+            # The format is told by the first bytes and not by the name. soundfile would open many
+            # more formats.
             start = content.read(12)
             if not (start[:4] == b"fLaC" or (start[:4], start[8:]) == (b"RIFF", b"WAVE")):
                 wrong = "the file is empty" if not start else f"not {' or '.join(FORMATS)}"
                 raise DamagedSound(f"{where}: {wrong}")
+            # libsndfile takes a truncated WAV file for a shorter one, so its length is compared
+            # with the header.
             complete = start[:4] == b"fLaC" or _is_whole(start, buckets.size(path))
             content.seek(0)
             with soundfile.SoundFile(content) as opened:
@@ -244,6 +256,7 @@ def read(
         raise DamagedSound(f"{where}: can't be decoded ({line})") from None
     if not complete or not np.isfinite(sound).all():
         raise DamagedSound(f"{where}: damaged: it ends early, or its samples are not finite")
+    # Averaged before resampling, which is then done for one channel only.
     sound = _resampled(sound.mean(axis=1), stored_rate, rate)
     # The filter may go beyond the full scale, where 16 bits would clip it.
     return sound if is_wide or np.abs(sound).max() > 1 else quantized(sound)
@@ -275,6 +288,7 @@ def _resampled(sound: np.ndarray, stored: int, wanted: int) -> np.ndarray:
     """Resamples audio between two rates with a linear-phase filter."""
     if stored == wanted:
         return sound
+    # In lowest terms, because the length of the filter grows with the two factors.
     common = math.gcd(stored, wanted)
     return signal.resample_poly(sound, wanted // common, stored // common).astype(np.float32)
 
@@ -288,7 +302,8 @@ def _library():
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of audio: crops with masked frames, and utterances with their transcripts.
+# Rows of audio: crops with masked frames, and utterances with their transcripts. Masks are drawn
+# with the row, so that they depend neither on the batch nor on the mesh.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,6 +368,7 @@ class MaskedRows:
         first = int(rng.integers(0, max(len(sound) - self._samples, 0) + 1))
         sound = sound[first : first + self._samples]
         frames = num_windows(self._samples, self._windows)
+        # From the length of the utterance, so that no frame of padding is masked.
         masked = self._masking.drawn(rng, num_windows(len(sound), self._windows))
         places = np.flatnonzero(masked)
         # A single masked frame has no distractors, so it gets no weight in the loss.
@@ -399,6 +415,8 @@ class TranscribedRows:
         self._samples, self._characters, self._windows = samples, characters, windows
         self._masking, self._channels, self._silence = masking, channels, silence
         self._normalize = normalize
+        # Longer utterances are left out and not cut, because their transcripts could not be cut
+        # with them.
         is_short = self._utterances.samples <= samples
         is_short &= self._utterances.characters <= characters
         has_text = self._utterances.characters > 0
@@ -463,6 +481,7 @@ def spans(
     count = max(int(share * length / span + generator.random()), least)
     if num_starts < 1 or not count:
         return masked
+    # Distinct starts, because a repeated span would mask nothing more.
     starts = generator.choice(num_starts, min(count, num_starts), replace=False)
     masked[(starts[:, None] + np.arange(span)).reshape(-1)] = True
     return masked
@@ -470,6 +489,7 @@ def spans(
 
 def most_masked(length: int, share: float, span: int, least: int = 0) -> int:
     """Returns the maximum number of positions that `spans` masks."""
+    # One span more than the expectation, which is rounded up at random.
     return min(length, max(int(share * length / span + 1), least) * span)
 
 

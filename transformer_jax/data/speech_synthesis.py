@@ -17,13 +17,16 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 MOST_DIGITS = 7
 LEAST_DIGITS = 3
 
-_HOP = 100  # samples between two states of the vocal tract, which are 6.25 ms
+# In samples: 6.25 ms between two states of the vocal tract. Windows of four times this length
+# overlap so that their sum is the same everywhere.
+_HOP = 100
 _WINDOW = 400
 _FFT = 512
 _FREQUENCIES = np.fft.rfftfreq(_FFT, 1 / RATE)
-_FOURTH = 3500.0  # Hz, the fourth formant, which is the same in all sounds
+_FOURTH = 3500.0  # Hz, the fourth formant, which hardly differs between sounds
 _WIDTHS = np.array([70.0, 100.0, 140.0, 250.0])  # Hz, bandwidths of the four resonances
-_SMOOTHED = 7  # the number of states over which a sound changes into the next
+# A sound changes into the next over this number of states, because a tongue can't jump.
+_SMOOTHED = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,8 @@ class Voice:
         """Draws a voice, in which a higher pitch goes with a shorter vocal tract."""
         height = rng.random()
         return cls(
+            # Pitch and tract depend on the same number: a short speaker has a high voice and high
+            # formants, and only the rest is drawn independently.
             pitch=90 * 2.6**height * rng.uniform(0.9, 1.1),
             tract=0.88 + 0.3 * height + rng.uniform(-0.05, 0.05),
             rate=rng.uniform(0.8, 1.3),
@@ -131,10 +136,10 @@ def _spoken(words: list[str], voice: Voice, rng: np.random.Generator) -> Float[n
     for word in words:
         for name in _SPELLED[word].split():
             states.append(_states(name, voice, speed * rng.uniform(0.85, 1.2)))
-        # Most words continue into the next one without a pause.
+        # Most words continue into the next one without a pause, as in fluent speech.
         states.append(_pause(max(rng.uniform(-0.1, 0.15), 0)))
     states.append(_pause(rng.uniform(0.05, 0.2)))
-    tracks = np.concatenate(states)  # (states, 7)
+    tracks = np.concatenate(states)
     tracks = _smoothed(tracks)
     pulses = _pulses(len(tracks), voice.pitch * rng.uniform(0.92, 1.08), rng)
     noise = rng.standard_normal(len(pulses))
@@ -153,11 +158,14 @@ def _states(name: str, voice: Voice, speed: float) -> Float[np.ndarray, "states 
     the noise band.
     """
     sound = _SOUNDS[name]
+    # At least two states, so that a diphthong has a start and an end.
     count = max(round(sound.seconds / speed * RATE / _HOP), 2)
     shifts = voice.tract * voice.accent[name]
     first, last = np.array(sound.first), np.array(sound.last or sound.first)
     formants = np.linspace(first * shifts, last * shifts, count)
     noise = sound.noise + voice.breath * sound.voiced
+    # Noise depends less on the length of the tract than formants do: only the part in front of the
+    # constriction resonates.
     others = [sound.voiced, noise, sound.center * voice.tract**0.5, sound.width]
     voiced = np.concatenate([formants, np.tile(others, (count, 1))], axis=1)
     return np.concatenate([_pause(sound.closure / speed), voiced])
@@ -169,6 +177,7 @@ def _smoothed(tracks: np.ndarray) -> np.ndarray:
     for column in range(tracks.shape[1]):
         size = _SMOOTHED if column < 3 else 3
         kernel = np.hanning(size + 2)[1:-1]
+        # With the first and the last state repeated, the edges are not smoothed toward 0.
         values = np.pad(tracks[:, column], size // 2, mode="edge")
         smoothed[:, column] = np.convolve(values, kernel / kernel.sum(), mode="valid")
     return smoothed
@@ -177,7 +186,8 @@ def _smoothed(tracks: np.ndarray) -> np.ndarray:
 def _pulses(states: int, pitch: float, rng: np.random.Generator) -> Float[np.ndarray, " S"]:
     """Returns glottal pulses, whose pitch varies randomly and falls over the utterance."""
     size = states * _HOP + _WINDOW
-    # The random factor of the pitch changes ten times a second, with interpolation in between.
+    # The random factor of the pitch changes ten times a second, with interpolation in between:
+    # white noise would sound hoarse.
     jitter = rng.normal(0, 0.03, size // 1600 + 2)
     jitter = np.interp(np.arange(size), 1600 * np.arange(len(jitter)), jitter)
     contour = pitch * (1 + jitter) * np.linspace(1.1, 0.85, size)
@@ -185,6 +195,7 @@ def _pulses(states: int, pitch: float, rng: np.random.Generator) -> Float[np.nda
     pulses = np.zeros(size)
     starts = np.flatnonzero(np.diff(np.floor(phase)) > 0)
     pulses[starts] = 1.0 + rng.normal(0, 0.05, len(starts))
+    # Pulses get a mean power of 1, which the noise has as well, whatever the pitch.
     return pulses * np.sqrt(RATE / pitch)
 
 
@@ -192,6 +203,7 @@ def _filtered(
     pulses: np.ndarray, noise: np.ndarray, tracks: np.ndarray, voice: Voice
 ) -> Float[np.ndarray, " S"]:
     """Filters pulses and noise with the vocal tract, by overlap-add with a window per state."""
+    # Without the last point, shifted windows add up to a constant.
     window = np.hanning(_WINDOW + 1)[:-1]
     starts = np.arange(len(tracks)) * _HOP
     indices = starts[:, None] + np.arange(_WINDOW)
@@ -222,6 +234,7 @@ def _tract(formants: Float[np.ndarray, "states 3"], voice: Voice) -> np.ndarray:
     ratio = _FREQUENCIES / centers
     damping = ratio * _WIDTHS[:, None] / centers
     gains = np.square(1 - ratio * ratio) + np.square(damping)
+    # The gains are multiplied, because the resonances follow each other (Klatt's cascade branch).
     return (1 + _FREQUENCIES / 300) ** -voice.tilt / np.sqrt(gains.prod(axis=1))
 
 
@@ -238,8 +251,11 @@ def _recorded(
     times = np.arange(int(seconds * RATE)) / RATE
     room = rng.standard_normal(len(times)) * np.exp(-6.9 * times / seconds)
     room *= rng.uniform(0.05, 0.6) / np.sqrt(np.square(room).sum())
+    # The direct sound.
     room[0] += 1.0
     sound = signal.fftconvolve(sound, room)[: len(sound)]
+    # Between white and brown noise, so that utterances differ in more than the level of their
+    # noise.
     color = (1 + np.fft.rfftfreq(len(sound), 1 / RATE) / 200) ** -rng.uniform(0.0, 1.0)
     noise = np.fft.irfft(np.fft.rfft(rng.standard_normal(len(sound))) * color, len(sound))
     power = np.square(sound).mean() / np.square(noise).mean() / 10 ** (snr / 10)

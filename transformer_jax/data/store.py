@@ -46,7 +46,8 @@ CONTEXT = ts.Context()
 # Seconds that reading a small file may take. TensorStore alone would retry for a quarter of an
 # hour before it reports a bucket that can't be reached.
 _TIMEOUT = 60
-# How TensorStore's messages about damaged data begin.
+# How TensorStore's messages about damaged data begin. It has no type of exception of its own for
+# them, and other messages mean storage that can't be reached, where building again would not help.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND: chunk", "FAILED_PRECONDITION: Error reading")
 
 
@@ -79,6 +80,8 @@ def locked(path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "w")
     with file:
+        # The file is not removed afterwards: a process that waits for this lock would then hold the
+        # lock of a deleted file, while the next one locks a new file of the same name.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -92,11 +95,14 @@ class _SharedLock:
     def __init__(self, path: pathlib.Path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # A descriptor and not a `with`, because the lock must last as long as the object.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             descriptor = os.open(path, os.O_RDONLY)  # the file belongs to another user
+        # Closing the descriptor also releases the lock.
         weakref.finalize(self, os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # The cache removes the stores whose lock files have the oldest times.
         os.utime(descriptor)
 
 
@@ -116,6 +122,7 @@ class Folder:
         self.path = buckets.path(url).absolute() if self.is_local else url
         base = self.path.as_uri() if self.is_local else url
         with storage_errors(self.path):
+            # TensorStore for local folders too, so that a disk and a bucket have one code path.
             self._files = ts.KvStore.open(f"{base}/", context=CONTEXT).result()
 
     @property
@@ -144,6 +151,8 @@ class Folder:
         Raises DamagedStore if the content of a sealed file does not match its digest.
         """
         with storage_errors(self.path):
+            # One request instead of a check for existence and a read, between which the file could
+            # vanish.
             entry = self._files.read(name).result(_TIMEOUT)
         if entry.state == "missing":
             return None
@@ -206,7 +215,9 @@ class Folder:
         """
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, UserError):
             for name in ("lock", "used"):
+                # "a" creates a missing lock file, but keeps the time of an existing one.
                 file = stack.enter_context(self._beside(name).open("a"))
+                # Without waiting: a folder in use is skipped, and the next oldest one is removed.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.clear()
             shutil.rmtree(self.path)
@@ -214,6 +225,8 @@ class Folder:
         return False
 
     def _beside(self, name: str) -> pathlib.Path:
+        # Beside the folder and not in it, because a lock must survive the removal of the folder.
+        # The dot keeps lock files out of listings of the cache.
         return self.path.with_name(f".{self.path.name}.{name}")
 
     def clear(self) -> None:
@@ -230,8 +243,11 @@ class Folder:
         body = {
             "format": FORMAT,
             "meta": metadata,
+            # Read back from the storage, so that the digest is of what was written and not of what
+            # was meant.
             "files": {name: sha256(self.read(name)) for name in files},
         }
+        # The last write: only a complete folder has this file.
         self.write("store.json", json.dumps(body).encode(), sealed=True)
 
     def open_complete(self) -> tuple[dict, dict[str, bytes]]:
@@ -250,12 +266,14 @@ class Folder:
         return description["meta"], files
 
 
-# Writing a part of a store, and reading the tokens or bytes of a store.
+# Writing a part of a store, and reading the tokens or bytes of a store. TensorStore's arrays are
+# used because they read spans in parallel, from a disk as from a bucket, and verify them.
 
 # A chunk is the unit of reading and a shard the unit of writing, which is one file. Small chunks
 # make random rows cheap to read, and large shards keep the number of files low.
 _CHUNK_BYTES = 2**15
 _SHARD_BYTES = 2**25
+# Writers use `CONTEXT`, without a cache, because nothing that they write is read again.
 _CACHED = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}}, CONTEXT)
 
 
@@ -266,6 +284,7 @@ def open_column(folder: Folder, name: str) -> ts.TensorStore:
         "kvstore": folder.url(name),
         # A missing shard is an error. By default, its values would read as zeros.
         "fill_missing_data_reads": False,
+        # Chunks in the cache are not checked again on each read: a complete part never changes.
         "recheck_cached_data": "open",
     }
     with storage_errors(folder.path):
@@ -285,7 +304,7 @@ class ColumnWriter:
         self.dtype = np.dtype(dtype)
         self.num_written = 0
         self.size = 0
-        self.shard = _SHARD_BYTES // self.dtype.itemsize  # values
+        self.shard = _SHARD_BYTES // self.dtype.itemsize  # in values, as zarr counts
         self._unwritten = []
 
     def append(self, values: np.ndarray) -> None:
@@ -293,7 +312,9 @@ class ColumnWriter:
         self.size += len(values)
         count = (self.size - self.num_written) // self.shard * self.shard
         if count:
-            # The final size is not known yet. `close` writes the metadata with the actual shape.
+            # The final size is not known yet, and zarr needs a shape that contains all shards.
+            # `close` writes the metadata with the actual shape; until then there is none, so
+            # nothing reads the array.
             self._write(count, {"shape": [2**60]}, open=True, assume_metadata=True)
 
     def close(self) -> None:
@@ -309,6 +330,7 @@ class ColumnWriter:
             # Otherwise a shard of zeros would not be written, and would later seem to be missing.
             "store_data_equal_to_fill_value": True,
         }
+        # The empty array is for a column without any values, which still gets its metadata.
         values = np.concatenate([np.zeros(0, self.dtype), *self._unwritten])
         with storage_errors(self.folder.path):
             array = ts.open(spec, context=CONTEXT, **mode).result()
@@ -332,7 +354,7 @@ class ColumnWriter:
         }
 
 
-_OPENED_TOGETHER = 16  # parts opened in parallel when an index array of all parts is read
+_OPENED_TOGETHER = 16  # parts, because opening one in a bucket is mostly waiting
 
 
 class Writer:
@@ -365,6 +387,7 @@ class Writer:
         for column in self._columns.values():
             column.close()
         metadata = {self._name: self.size, **metadata}
+        # The chunks have CRCs of their own, and zarr.json has none.
         self._folder.complete(metadata, [f"{name}/zarr.json" for name in self._columns])
         return metadata
 
@@ -380,6 +403,7 @@ class Numbering:
 
     def locate(self, number: int) -> tuple[int, int]:
         """Returns the part that contains item `number`, and the item's index within the part."""
+        # `hi` leaves out the last start, which is the end, and the right side skips empty parts.
         part = bisect.bisect_right(self.starts, number, hi=len(self.starts) - 1) - 1
         return part, number - self.starts[part]
 
@@ -394,6 +418,7 @@ class Store:
 
     def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
         self._folder = Folder(path)
+        # Before store.json is read, so that no process removes the folder in between.
         self._folder.hold()
         self.path = self._folder.path
         content, _ = self._folder.open_complete()
@@ -404,7 +429,8 @@ class Store:
         self._opened: list[ts.TensorStore | None] = [None] * len(self.parts)
 
     def __reduce__(self):
-        # A process that unpickles the store opens it again.
+        # A process that unpickles the store opens it again, because neither TensorStore's handles
+        # nor the lock that protects the folder can be sent.
         return Store, (self.path, self._name)
 
     def array(self, name: str) -> np.ndarray:
@@ -449,13 +475,15 @@ class Store:
         """Verifies a part and returns its folder. Raises DamagedStore."""
         folder = self._folder.part(part)
         metadata, _ = folder.open_complete()
+        # Each part may be intact and yet be of another build, if a rebuild was interrupted.
         if metadata != self.parts[part]:
             raise DamagedStore(self.path, f"part {part} is not the one that store.json describes")
         return folder
 
 
-# Byte records in a store. Records may have any length, and all have integers of the same names.
-_BLOCK_BYTES = 2**22  # written in one call
+# Byte records in a store. Records may have any length, and all have integers of the same names, so
+# that each name is one index array.
+_BLOCK_BYTES = 2**22  # appended in one call, because a call for each record would be slow
 _BLOCK_RECORDS = 2**12
 _PART_BYTES = 2**28  # an interrupted build repeats at most one part
 
@@ -507,10 +535,13 @@ def _fill_part(folder: Folder, blocks: Iterator[list[Record]], earlier: list[dic
         return None
     names = earlier[0]["numbers"] if earlier else sorted(block[0].numbers)
     writer = Writer(folder, "bytes", np.uint8)
+    # With the 0 in front, a record is the range between two neighboring entries.
     writer.array("offsets", np.zeros(1, np.int64))
     first, count = sum(part["records"] for part in earlier), 0
     while block:
         for number, record in enumerate(block, first + count):
+            # Checked before anything of the block is written, so that the index arrays keep equal
+            # lengths.
             if sorted(record.numbers) != names:
                 raise UserError(
                     f"record {number} of the source has the numbers {sorted(record.numbers)}: "
@@ -545,7 +576,7 @@ class Records:
     def __init__(self, path: str | pathlib.Path):
         self._store = Store(path, "bytes")
         self._numbering = Numbering(part["records"] for part in self._store.parts)
-        self._offsets: dict[int, np.ndarray] = {}  # by part, of the parts read so far
+        self._offsets: dict[int, np.ndarray] = {}  # by part; read on first use, to save memory
 
     def __len__(self) -> int:
         return len(self._numbering)
@@ -573,7 +604,8 @@ class Records:
         return self._store.array(f"number.{name}")
 
 
-# Stores and small files that are built once under a key, and later read from the cache.
+# Stores and small files that are built once under a key, and later read from the cache. The key,
+# not the name of a file, identifies the content: nothing in the cache can be out of date.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -605,15 +637,20 @@ def build(
     s3://). `key` can be serialized as JSON and contains everything that the content depends on. If
     several processes of a machine need the same store, one builds it and the others wait.
     """
+    # Most vocabularies have fewer than 65,536 tokens, and 2 bytes halve what is read and stored.
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     folder = _folder(cache, name, key)
     team = current()
     # The name contains the digest of the key. If the keys of processes differ, so do their text or
     # their settings, and the parts that they build would not belong to one store.
     team.agree({f"the folder of {content.title}": folder.name})
+    # Process 0 decides for all: if each looked by itself, one could see the file of another that
+    # has just finished, and would miss the calls below that all processes must make together.
     if team.share(_is_complete(folder, rebuild)):
         return Store(folder.path)
     with doing(f"building {folder.path}"), _leading(folder, rebuild):
+        # Asked again under the lock, because another process may have built the store during the
+        # wait.
         if not team.share(folder.has("store.json")):
             _build_parts(folder, content, np.dtype(dtype).name)
     return Store(folder.path)
@@ -645,6 +682,7 @@ def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
     team = current()
     numbered = list(enumerate(content.parts()))
     missing = team.share(_missing(folder, len(numbered)) if team.leads else None)
+    # Process 0 has written this file, so a process that does not see it is on other storage.
     if not folder.has("building"):
         raise _not_shared(folder)
     if len(missing) < len(numbered):
@@ -654,6 +692,7 @@ def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
     team.run(job, [numbered[number] for number in missing], content.title)
     if team.leads:
         _complete(folder, len(numbered), content.whole)
+    # A barrier: no process opens the store before process 0 has completed it.
     team.share("complete")
 
 
@@ -674,6 +713,8 @@ def _complete(folder: Folder, count: int, whole: Callable[[list[dict]], dict]) -
     for number in range(count):
         part = folder.part(number)
         if not part.has("store.json"):
+            # A worker of Apache Beam leaves its reason here, because its exception can't reach this
+            # process.
             error = part.read("error")
             raise UserError(error.decode()) if error else _not_shared(part)
         parts.append(part.open_complete()[0])
@@ -726,6 +767,8 @@ def cached_files(
         for file, content in files.items():
             folder.write(file, content)
         folder.delete("building")
+        # Last, as for a store, so that a kill before leaves an incomplete folder, which is written
+        # anew.
         folder.complete({}, files)
 
     _make(folder, write, rebuild)
@@ -734,6 +777,8 @@ def cached_files(
 
 def _folder(cache: str, name: str, key: dict) -> Folder:
     """Returns the folder of `key`, which stays in the cache while the returned object exists."""
+    # Sorted, so that the digest does not depend on the order in which a dict was filled. 16
+    # hexadecimal digits are 64 bits, enough against chance in one cache.
     digest = sha256(json.dumps({"format": FORMAT, **key}, sort_keys=True).encode())[:16]
     folder = Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
     folder.hold()
@@ -776,17 +821,20 @@ def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
         yield
         return
     with folder.exclusive():
+        # Under the lock, because another process may be building this folder.
         if rebuild:
             folder.clear()
         yield
     if folder.is_local:
+        # Only after a build, because only then has the cache grown.
         keep_small(folder.path.parent)
 
 
-# Only a cache on a disk is limited, because buckets have lifecycle rules for old objects.
+# Only a cache on a disk is limited, because buckets have lifecycle rules for old objects, and no
+# locks by which a store in use could be recognized.
 LIMIT = "TRANSFORMER_JAX_STORES_GB"
 _BYTES = 200e9
-_SHARE = 0.5  # of the disk
+_SHARE = 0.5  # of the disk, so that the cache alone never fills a small one
 
 
 def keep_small(cache: pathlib.Path) -> None:
@@ -805,6 +853,7 @@ def keep_small(cache: pathlib.Path) -> None:
 
 def _entries(cache: pathlib.Path) -> Iterator[least_used.Entry]:
     for path in cache.iterdir():
+        # Only what a store is named like: the user may keep other files in this folder.
         is_store = re.search("-[0-9a-f]{16}$", path.name)
         if is_store and (used := Folder(path).last_used()) is not None:
             yield least_used.Entry(path, used, _size(path))
@@ -837,7 +886,7 @@ class Job(Protocol):
 class Alone:
     """Builds all parts in this process, one after the other."""
 
-    leads = True  # whether this process completes the stores
+    leads = True  # whether this process completes the stores, which only one may do
 
     def agree(self, values: dict[str, Any]) -> None:
         """Raises UserError if a process has other values than the leading one."""
@@ -861,8 +910,9 @@ class Processes(Alone):
         self.share = hosts.share
 
     def run(self, job, parts, title):
+        # Every N-th part and not N-ths of the list, so that each process has a share of every file.
         super().run(job, parts[hosts.index() :: hosts.count()], title)
-        hosts.agree({})  # a barrier: waits until all processes have built their parts
+        hosts.agree({})  # a barrier: process 0 must find all parts when it completes the store
 
 
 _current = Alone()
@@ -883,7 +933,8 @@ def using(workers: Alone) -> Iterator[None]:
         _current = previous
 
 
-# Building parts with Apache Beam, on its direct runner or on Dataflow, Flink or Spark.
+# Building parts with Apache Beam, on its direct runner or on Dataflow, Flink or Spark, for a text
+# that is too large for the machines of one job.
 
 
 class Beam(Alone):
@@ -902,6 +953,7 @@ class Beam(Alone):
         self._options = [f"--{option}" for option in options]
 
     def run(self, job, parts, title):
+        # Imported here, because it is an optional library.
         import apache_beam as beam
         from apache_beam.options import pipeline_options
 

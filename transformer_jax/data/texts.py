@@ -34,8 +34,9 @@ from transformer_jax.pictures.progress import say
 # --------------------------------------------------------------------------------------------------
 # Documents of running text from text files, JSON lines, TFDS sets and built-in corpora.
 #
-# Each split is an object that can be iterated over repeatedly and has a fingerprint. Its `parts()`
-# are such objects, too.
+# Each split is an object that can be iterated over repeatedly, because a tokenizer reads the text
+# before it is tokenized, and has a fingerprint, because caches must notice another text. Its
+# `parts()` are such objects, too.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +129,7 @@ class TextSpans:
 
     def _json_lines(self, span: Span) -> Iterator[str]:
         for index, line in enumerate(text_lines(span)):
+            # Skipped after counting, so that `index` still is the number of the line in the file.
             if not _has_text(line):
                 continue
             place = Place(span, index)
@@ -290,7 +292,8 @@ def _weighted_files(data, part) -> tuple[TextFiles, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The texts of language modeling and denoising: the splits of one text, or a mixture of texts.
+# The texts of language modeling and denoising: the splits of one text, or a mixture of texts, each
+# of which is a component of its own, so that weights apply to rows and not to bytes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,6 +317,7 @@ class MixedTexts:
 
     def fingerprint(self) -> dict:
         content = {"train": [text.fingerprint() for text, _ in self.mixture]}
+        # The weight of a single text changes nothing, so it must not change the fingerprint.
         if len(self.mixture) > 1:
             content["mixture"] = [weight for _, weight in self.mixture]
         return content
@@ -395,9 +399,10 @@ class OneComponent(SingleText, abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# Token counts of a token store.
+# Token counts of a token store, which are cached: counting reads the whole text, and several runs
+# on it need the same counts.
 
-_TOGETHER = 2**24  # tokens in one read
+_TOGETHER = 2**24  # tokens in one read, so that a part of any size takes little memory
 
 
 def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.ndarray:
@@ -410,10 +415,13 @@ def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.nd
         whole=lambda parts: {"parts": len(parts)},
         title=f"counting the tokens of {name}",
     )
+    # The name of the folder ends with a digest of all that its content depends on. The folders
+    # above it don't count, so that a cache may be moved.
     key = {"store": str(stored.path).rpartition("/")[2], "vocab_size": vocab_size}
     counted = store.build(
         data.cache, f"counts-{name}", key, vocab_size, content, rebuild=data.rebuild
     )
+    # `array` joins the counts of all parts end to end.
     return counted.array("counts").reshape(-1, vocab_size).sum(axis=0)
 
 
@@ -430,7 +438,8 @@ def _fill_counts(writer: store.Writer, part: int, stored: store.Store, vocab_siz
 
 # --------------------------------------------------------------------------------------------------
 # Rows of causal language models: windows of a text that is stored as one stream of tokens, in which
-# each document ends with `eos_id`.
+# each document ends with `eos_id`. Because nothing but the end token divides the stream, the
+# position of a row in it is a product and needs no index.
 
 _CHARACTERS_PER_BLOCK = 2**21  # tokenized in one call
 
@@ -484,6 +493,7 @@ class Windows:
     def _offset(self, epoch: int) -> int:
         # A text shorter than two windows leaves room for fewer offsets.
         num_offsets = min(self.length, self.size - self.length)
+        # Not from the generator of a row, because all rows of an epoch must have the same offset.
         seed = np.random.SeedSequence((*self.key, epoch))
         return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
 
@@ -532,6 +542,7 @@ class SlidingWindows:
         num_labels = len(span) - 1
         weights = np.arange(self.length) >= num_context
         weights[num_labels:] = False
+        # Only the last row is shorter. Padding keeps its shape, and its weights there are 0.
         span = np.pad(span, (0, self.length - num_labels))
         return _row(span, weights, self._separator, self.restarts)
 
@@ -552,6 +563,8 @@ def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts:
         row["restarts"] = none if separator is None else tokens == separator
     elif separator is not None:
         is_first = tokens == separator
+        # A row that begins within a document is a segment of its own, without that document's
+        # beginning.
         is_first[0] = True
         indices = np.arange(len(tokens))
         starts = np.maximum.accumulate(np.where(is_first, indices, 0))
@@ -589,6 +602,8 @@ def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str
     for block in blocks(documents):
         writer.append(encoded(block, tokenizer))
         counts["documents"] += len(block)
+        # Bytes and characters are counted because losses per token can't be compared between
+        # tokenizers.
         counts["bytes"] += sum(len(document.encode()) for document in block)
         counts["characters"] += sum(map(len, block))
     return counts
@@ -632,7 +647,8 @@ def blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of causal language models for the texts that `config.data` names.
+# The rows of causal language models for the texts that `config.data` names. Evaluations have rows
+# of another kind than training, because they must predict each token exactly once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -687,7 +703,9 @@ class TextWindows(MixedTexts):
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of a text for two language models, of which one reads it forward and one backward (ELMo).
+# Rows of a text for two language models, of which one reads it forward and one backward (ELMo). The
+# backward one needs a reversed text, not reversed rows, because its state, too, must continue from
+# one row to the next.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -709,7 +727,8 @@ class Reversed:
         """Returns the tokens [start, stop) of each span."""
         size = self.meta["tokens"]
         # In this order, the token at index p is the one at size - 2 - p of the text, except for the
-        # last one, which is the end token.
+        # last one, which is the end token. A span with the end token would start before the text,
+        # hence the maximum.
         forward_spans = [(max(size - 1 - stop, 0), size - 1 - start) for start, stop in spans]
         end = [self.meta["eos_id"]]
         return [
@@ -744,6 +763,8 @@ class BothWays:
         return [self._row(*pair) for pair in pairs]
 
     def _row(self, forward: Row, backward: Row) -> Row:
+        # The direction is the last axis, so that the axis of the length, which windows are cut from
+        # and states carry over, stays where other models have it.
         row = {name: np.stack([forward[name], backward[name]], axis=-1) for name in forward}
         return row | {"tokens": self.characters[row["tokens"]].astype(np.int32)}
 

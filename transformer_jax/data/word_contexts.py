@@ -12,7 +12,8 @@ from transformer_jax.data import masking, store, texts
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 
 # --------------------------------------------------------------------------------------------------
-# Rows of single sentences, with noise words that each epoch draws anew.
+# Rows of single sentences, with noise words that each epoch draws anew. They are drawn with the
+# row, so that they depend neither on the batch nor on the mesh.
 
 
 class SentenceRows:
@@ -83,7 +84,7 @@ class Sentences(texts.OneComponent):
 # --------------------------------------------------------------------------------------------------
 # Noise words of negative sampling, and subsampling of frequent words (Mikolov et al. 2013).
 
-_POWER = 0.75  # exponent of the counts in the distribution of noise words
+_POWER = 0.75  # exponent of the counts: in the paper, better than 0 and 1 (section 2.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +95,13 @@ class NoiseWords:
 
     @classmethod
     def of(cls, counts: Int[np.ndarray, " V"]) -> "NoiseWords":
+        # In float64, because a sum over a large vocabulary in float32 would lose the rare words at
+        # its end.
         return cls(np.cumsum(counts.astype(np.float64) ** _POWER))
 
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draws word ids with replacement, int32 of this shape, by inverting the distribution."""
+        # A binary search for each draw, instead of the table of 10^8 entries of the published code.
         draws = random.random(shape) * self.cumulative[-1]
         return np.searchsorted(self.cumulative, draws, side="right").astype(np.int32)
 
@@ -119,12 +123,14 @@ def keep_probabilities(counts: Int[np.ndarray, " V"], sample: float) -> Float[np
 def word_counts(counts: Int[np.ndarray, " V"], special: np.ndarray) -> Int[np.ndarray, " V"]:
     """Returns the counts, with the counts of special tokens set to 0."""
     counts = counts.copy()
+    # The vocabulary of a model may be larger than the tokenizer's, hence the slice.
     counts[: len(special)][special] = 0
     return counts
 
 
 # --------------------------------------------------------------------------------------------------
 # Rows for word2vec: the words of a text, with windows and noise words that each epoch draws anew.
+# Pairs of words are not written out, because each word would be in several of them.
 
 
 class WordWindows:
@@ -156,6 +162,7 @@ class WordWindows:
         # The expected share of tokens that are kept. Reading length / share tokens fills a row on
         # average, although subsampling removes most tokens of a text.
         share = (self._keep * counts).sum() / train_tokens
+        # The maximum keeps the division finite for a text that has hardly any known word.
         self.span = max(int(config.length / max(share, 1e-6)), config.length)
 
     def __len__(self) -> int:
@@ -172,6 +179,8 @@ class WordWindows:
 
     def _row(self, span: np.ndarray, random: np.random.Generator) -> Row:
         config = self.config
+        # From 1, because 0 is padding. Counted before words are dropped, which include the end
+        # tokens.
         texts = np.cumsum(span == self.store.meta["eos_id"]) + 1
         kept = np.flatnonzero(random.random(len(span)) < self._keep[span])[: config.length]
         # A random window size for each word weights near context words more than distant ones.
@@ -209,9 +218,10 @@ class WordTexts(texts.OneComponent):
 
 
 # --------------------------------------------------------------------------------------------------
-# Co-occurrence counts of words, and rows of them (GloVe, Pennington et al. 2014).
+# Co-occurrence counts of words, and rows of them (GloVe, Pennington et al. 2014). A pair is one
+# entry however often it occurs, so training reads the counts and never the text.
 
-_TOGETHER = 2**20  # tokens counted in one call
+_TOGETHER = 2**20  # tokens counted in one call, which makes an entry of each pair in a window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +234,7 @@ class Entries:
     @classmethod
     def summed(cls, keys: np.ndarray, counts: np.ndarray) -> "Entries":
         """Returns entries in which each key occurs once, with the sum of its counts."""
+        # Sorting, because a dict of Python's numbers would take many times the memory.
         unique, indices = np.unique(keys, return_inverse=True)
         return cls(unique, np.bincount(indices, counts, len(unique)))
 
@@ -242,7 +253,8 @@ def count_pairs(
     3.1). Tokens that are not words, by `is_word` (V,), are removed before. The store is counted
     once, and the counts are cached.
     """
-    # Counting is written as the construction of a store, as in `texts.count_tokens`.
+    # Counting is written as the construction of a store, as in `texts.count_tokens`, so that it is
+    # done in parallel and cached.
     content = store.Content(
         parts=lambda: range(len(stored.parts)),
         fill=functools.partial(_fill, stored=stored, is_word=is_word, window=window),
@@ -299,6 +311,7 @@ def _near(ids: np.ndarray, texts: np.ndarray, earlier: int, size: int, window: i
     The other pairs have been counted with the previous block.
     """
     keys, counts = [], []
+    # A loop over distances and not over words: each turn compares the whole block.
     for distance in range(1, min(window, len(ids) - 1) + 1):
         same = texts[distance:] == texts[:-distance]
         same[: max(earlier - distance, 0)] = False
@@ -317,6 +330,7 @@ class PairRows:
 
     def __init__(self, entries: tuple[np.ndarray, ...], length: int, seed: int):
         self.length = length
+        # Shuffled, as in the published code, because the entries are sorted by word.
         order = np.random.default_rng(seed).permutation(len(entries[0]))
         names = ("first", "second", "counts")
         self._entries = {name: values[order] for name, values in zip(names, entries)}
@@ -331,6 +345,7 @@ class PairRows:
         row = {}
         for name, values in self._entries.items():
             values = values[start : start + self.length]
+            # Padding has a count of 0, hence no weight in the loss.
             row[name] = np.pad(values, (0, self.length - len(values)))
         return row
 

@@ -11,7 +11,8 @@ from transformer_jax.contracts.source import ImageSource
 from transformer_jax.data import images
 
 _LEVELS = 16  # the largest value of a pixel in scikit-learn's set
-# The range [start, stop) of each split in the shuffled images.
+# The range [start, stop) of each split in the shuffled images. The test images come first, so that
+# their numbers do not depend on how the rest is divided.
 _STARTS = {"test": (0, 360), "valid": (360, 540), "train": (540, 1797)}
 
 
@@ -28,6 +29,7 @@ class Digits(ImageSource):
 
     def fingerprint(self, split):
         images, labels = _read()
+        # Of the images themselves, because another version of scikit-learn could have others.
         digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
         return [split, *_STARTS[split], digest]
 
@@ -47,6 +49,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
             "config.source.name='digits' needs scikit-learn: pip install -e '.[vision]'"
         ) from None
     loaded = load_digits()
+    # The full range of a byte, because models scale all images from 0 to 255 alike.
     images = np.rint(loaded.images * (255 / _LEVELS)).astype(np.uint8)
     return images[..., None], loaded.target.astype(np.uint8)
 

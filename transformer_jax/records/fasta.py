@@ -17,10 +17,12 @@ from transformer_jax.data.tokenizers.words import AMBIGUOUS, STANDARD
 from transformer_jax.pictures.progress import say
 
 _KNOWN = STANDARD + AMBIGUOUS
+# Lower-case letters are residues, too, by which data bases mark repeats.
 _UNKNOWN = re.compile(rf"[^{_KNOWN}{_KNOWN.lower()}\s]")
 _PAIR = re.compile(r"(\d+)-(\d+)")
 _CONTACTS = ";contacts "
-_SHOWN = 60  # characters of a description that an error message shows
+# A description may be a whole paragraph, of which an error message shows this many characters.
+_SHOWN = 60
 
 
 class _Entry(NamedTuple):
@@ -59,6 +61,8 @@ class Fasta(Source):
             for entry in self._entries(path):
                 try:
                     yield self._record(entry)
+                # Not a UserError, because only faults of an entry may be skipped, and not those of
+                # a file.
                 except _Damaged as error:
                     if not self.skip_damaged:
                         remedy = "config.source.skip_damaged=true leaves such entries out"
@@ -93,6 +97,7 @@ class Fasta(Source):
         lines = entry.lines
         if lines:
             place, last = lines[-1]
+            # Translated genes end with "*", the stop codon, which is no residue.
             lines[-1] = (place, last.rstrip().removesuffix("*"))
         residues = "".join(_letters(place, line, name) for place, line in lines)
         if not residues:
@@ -103,6 +108,7 @@ class Fasta(Source):
                 f"{self.max_residues} residues"
             )
         contacts = [pair for line in entry.contacts for pair in _pairs(*line, len(residues))]
+        # The shape is given for entries without contacts, too.
         contacts = np.array(contacts, np.int64).reshape(-1, 2)
         return proteins.record(residues, contacts, line=entry.place.index + 1)
 
@@ -126,4 +132,5 @@ def _pairs(place: Place, line: str, size: int) -> Iterator[tuple[int, int]]:
             raise _Damaged(
                 f"{place}: {word!r}: must be two numbers from 1 to {size}, as in 3-{size}"
             )
+        # Biologists count residues from 1.
         yield first - 1, second - 1

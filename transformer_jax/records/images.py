@@ -20,7 +20,7 @@ from transformer_jax.storage import buckets
 # Bytes. If the files are larger, the fingerprint has their sizes instead of digests of their
 # contents, because reading them would delay the start of training.
 _DIGESTED = 2**30
-_MOST_NAMED = 5  # damaged files that are named in messages
+_MOST_NAMED = 5  # damaged files that are named; a set may have thousands of them
 
 
 @dataclasses.dataclass
@@ -65,6 +65,7 @@ class Images(ImageSource):
                 kinds = ", ".join(image_files.ENDINGS)
                 raise UserError(f"{key}={name}: no such file, or a folder without images ({kinds})")
             files += matches
+        # A pattern such as *.npy matches the labels, too.
         files = [file for file in files if not array_files.is_labels(file)]
         if len({file.endswith(array_files.ENDINGS) for file in files}) > 1:
             raise UserError(f"{key}={patterns}: names arrays and image files; name one kind")
@@ -81,6 +82,8 @@ class Images(ImageSource):
             if any(each is None for each in labels):
                 return ()
             return tuple(map(str, range(1 + max(int(each.max(initial=0)) for each in labels))))
+        # Sorted, because the order of the names defines the labels, and folders are listed in any
+        # order.
         return tuple(sorted({_class_of(file) for file in files}))
 
     def fingerprint(self, split: str) -> list | None:
@@ -114,6 +117,8 @@ class Images(ImageSource):
                 size = image_files.check_file(content, file, self.max_pixels)
                 yield images.record_of_file(content, size, labels[_class_of(file)])
             except UserError as error:
+                # Not raised here: a generator ends with the first exception that it raises, and the
+                # next files would be lost.
                 yield error
 
     def _prepared(self, split: str) -> Iterator[Record | UserError]:

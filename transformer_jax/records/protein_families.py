@@ -20,8 +20,10 @@ from transformer_jax.contracts.source import Source
 from transformer_jax.data import proteins
 from transformer_jax.data.rows import generator
 
-# Classes of amino acids: aliphatic, aromatic and large, polar, charged, and the others.
+# Classes of amino acids: aliphatic, aromatic and large, polar, charged, and the others. They are
+# equally large, so that a residue is a class and a number within it.
 CLASSES = ("AVLI", "FWYM", "STNQ", "DEKR", "CGPH")
+# Residues are numbers until the end, because numbers of a class are then a range.
 _LETTERS = np.frombuffer("".join(CLASSES).encode(), np.uint8)
 _SIZE = len(CLASSES[0])
 _LOOP = (3, 4)  # minimum and maximum number of residues in a loop
@@ -41,6 +43,7 @@ class Family(NamedTuple):
     def contacts(self) -> Int[np.ndarray, "P 2"]:
         """The pairs of positions in contact."""
         pairs = itertools.combinations(range(self.rungs.shape[1]), 2)
+        # Sorted, because a contact has no direction, and each pair must occur once.
         return np.concatenate([np.sort(self.rungs[:, pair], axis=1) for pair in pairs])
 
 
@@ -77,6 +80,8 @@ class ProteinFamilies(Source):
         own = self.train_families if split == "train" else self.valid_families
         for member, number in itertools.product(range(count), own or range(self.families)):
             family = self.structures[number]
+            # Key 0 draws the structures, 1 to 3 the members of the splits and 4 the Markov chain,
+            # so that more members or another split never change a family.
             key = np.array([self.seed, 1 + _SPLITS.index(split)], np.uint64)
             residues = self._member(family, generator(key, number, member))
             yield proteins.record(residues, family.contacts, family=number)
@@ -93,7 +98,9 @@ class ProteinFamilies(Source):
         starts = np.cumsum(gaps) + self.rungs * np.arange(self.strands)
         size = starts[-1] + self.rungs + random.integers(_END[0], _END[1] + 1)
         heights = np.arange(self.rungs)[:, None]
-        is_reversed = random.random(self.strands) < 0.5  # the direction of each strand
+        # The direction of each strand: those of a real sheet run in the same or in opposite
+        # directions.
+        is_reversed = random.random(self.strands) < 0.5
         rungs = starts + np.where(is_reversed, self.rungs - 1 - heights, heights)
         within = random.integers(_SIZE, size=(size, len(CLASSES)))
         preferred = within + _SIZE * np.arange(len(CLASSES))
@@ -110,6 +117,8 @@ class ProteinFamilies(Source):
     def _transitions(self) -> Float64[np.ndarray, "V V"]:
         """The transition probabilities of the Markov chain, which all families share."""
         random = generator(np.array([self.seed, 4], np.uint64), 0, 0)
+        # Below 1, the parameter makes few transitions likely, so that loops have local patterns to
+        # learn.
         return random.dirichlet(np.full(len(_LETTERS), 0.3), len(_LETTERS))
 
     def _member(self, family: Family, random: np.random.Generator) -> str:
@@ -119,6 +128,8 @@ class ProteinFamilies(Source):
         residues = np.where(is_conserved, family.loops, residues)
         classes = random.integers(len(CLASSES), size=len(family.rungs))[:, None]  # (R, 1)
         prefers = random.random(family.rungs.shape) < _PREFERRED
+        # A residue of the rung's class, but not always the one that its position prefers, so that
+        # partners reveal the class and not the residue itself.
         others = _SIZE * classes + random.integers(_SIZE, size=family.rungs.shape)
         own = np.where(prefers, family.preferred[family.rungs, classes], others)
         is_coupled = random.random(family.rungs.shape) < self.coupled

@@ -46,6 +46,8 @@ class Sound(Source):
         manifests = self.files(split)
         if manifests is None:
             return None
+        # Digests of the audio files, too, because a file may change while its manifest stays the
+        # same.
         paths = [entry.path for manifest in manifests for entry in self._entries(manifest)]
         return [text_files.sha256(manifests), text_files.sha256(paths)]
 
@@ -82,6 +84,7 @@ class Sound(Source):
             else:
                 name, _, text = line.partition("\t")
             path = self._path(manifest, name.strip(), place)
+            # Single spaces, because a boundary token stands for each of them.
             yield _Entry(place, path, " ".join(text.split()))
 
     def _path(self, manifest: str, name: str, place: Place) -> str:
@@ -95,6 +98,7 @@ class Sound(Source):
             path = name if "://" in name else f"{folder}/{name}"
             is_inside = path.startswith(f"{folder}/") and ".." not in path.split("/")
         else:
+            # Links are resolved first, since a link in the folder could lead out of it.
             folder = pathlib.Path(manifest).resolve().parent
             path = os.fspath((folder / name).resolve())
             is_inside = pathlib.Path(path).is_relative_to(folder)

@@ -11,7 +11,7 @@ from transformer_jax.data import speech, speech_synthesis
 from transformer_jax.data.speech import RATE
 from transformer_jax.data.speech_synthesis import Voice
 
-_VERSION = 1  # of the synthesizer, as part of the fingerprint
+_VERSION = 1  # raised when the synthesizer changes, so that caches notice it
 _SPLITS = ("train", "valid", "test")
 
 
@@ -52,6 +52,8 @@ class SpokenDigits(Source):
             # A large first number, so that these utterances differ from the labeled ones however
             # many of those there are.
             for record in self._utterances(split, self.unlabelled_minutes, 10**6):
+                # The transcript is cut off the content, so that nothing can learn from it by
+                # mistake.
                 size = 2 * record.numbers["samples"]
                 yield record._replace(
                     content=record.content[:size], numbers=record.numbers | {"characters": 0}
@@ -65,6 +67,8 @@ class SpokenDigits(Source):
         voices = self.voices if split == "train" else self.voices // 2
         left, number = minutes * 60 * RATE, first
         while left > 0:
+            # Voices are drawn by their own numbers, so that a voice speaks many utterances. The
+            # split is in the counter, so that evaluations have other voices.
             voice = Voice.drawn(self._generator(0, split_index, number % voices))
             rng = self._generator(1, split_index, number)
             snr = (self.lowest_snr, self.highest_snr)

@@ -26,7 +26,8 @@ from transformer_jax.data.grammar.morphology import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Noun phrases in both languages: determiners, pronouns, names, and nouns with modifiers.
+# Noun phrases in both languages: determiners, pronouns, names, and nouns with modifiers. A phrase
+# keeps its parts until a clause asks for a case, because German inflects each of them by case.
 
 Both = tuple[str, str]  # a phrase in English and in German
 
@@ -62,7 +63,8 @@ DETERMINERS = {
     "some": Determiner("", "some", "einig", DIES, STRONG),
     "how many": Determiner("", "how many", "wie viel", DIES, STRONG),
     "no": Determiner("no", "no", "kein", EIN, MIXED),
-    # "does not have a car": hat kein Auto
+    # "does not have a car": hat kein Auto. German negates the article where English negates the
+    # verb, so these determiners look positive in English.
     "not a": Determiner("a", "any", "kein", EIN, MIXED),
     # "does not speak German": spricht kein Deutsch
     "not": Determiner("", "", "kein", EIN, MIXED),
@@ -136,7 +138,8 @@ PRONOUNS = {
         "they", "them", 1, 4, ("sie", "sie", "ihnen"), gender=3, possessive="their", pronoun=True
     ),
 }
-# "it" for a thing, by the gender of the German noun
+# "it" for a thing, by the gender of the German noun: the translation of a pronoun depends on a noun
+# in another clause.
 IT = tuple(
     NP("it", "it", 2, 2, forms, gender=gender, pronoun=True)
     for gender, forms in enumerate(
@@ -145,7 +148,7 @@ IT = tuple(
 )
 WHO = NP("who", "who", 2, 2, ("wer", "wen", "wem"))
 REFLEXIVE = ("mich", "dich", "sich", "uns", "sich")
-# the subject of impersonal clauses
+# The subject of impersonal clauses, which is "es" whatever noun is near.
 DUMMY = NP("it", "it", 2, 2, ("es", "es", "es"), gender=2, pronoun=True)
 
 
@@ -170,6 +173,7 @@ SIRS = tuple(
 
 
 def article(word: str) -> str:
+    # By sound: "university" and "useful" begin with a consonant.
     return "an" if word[0] in "aeiou" and not word.startswith(("uni", "use")) else "a"
 
 
@@ -185,6 +189,7 @@ def noun_phrase(
     `modifiers` are adjectives as (English, German stem). The genitive of an `owner` replaces the
     article.
     """
+    # Apart, because some nouns differ in number: trousers, die Hose; furniture, die Möbel.
     is_plural, is_german_plural = noun.numbers[-1 if plural else 0]
     words = [english for english, _ in modifiers]
     words.append(noun.english_plural if is_plural else noun.english)
@@ -193,6 +198,8 @@ def noun_phrase(
     if owner:
         head = owner.en + ("'" if owner.agreement == 1 and owner.en.endswith("s") else "'s")
         attribute = "" if owner.forms else " " + owner.german(GEN)
+        # A name in the genitive replaces the article ("Annas neues Auto"), so adjectives are
+        # strong.
         determiner = Determiner("", "", owner.forms[GEN], FIXED, STRONG) if owner.forms else THE
     elif determiner is A:
         head = article(words[0])
@@ -245,6 +252,8 @@ def prepositional(preposition: str, np: NP, case: int) -> str:
     A definite article is contracted with the preposition, as in "im Garten" and "zur Schule".
     """
     text = np.german(case)
+    # Before a relative clause, the article points to it and is not contracted: "in dem Garten, in
+    # dem".
     if np.determiner is THE and not np.relative:
         word, _, rest = text.partition(" ")
         contracted = CONTRACTIONS.get((preposition, word))
@@ -257,12 +266,13 @@ def prepositional(preposition: str, np: NP, case: int) -> str:
 # Clauses in both languages.
 #
 # A `Clause` is an abstract structure of noun phrases, a verb and adverbials. `english` and `german`
-# render it by the rules of their language. English has do-support, particles and inversion. German
-# has cases, the position of the finite verb, the middle field and the verbal bracket.
+# render it by the rules of their language, so that both sides always have the same meaning. English
+# has do-support, particles and inversion. German has cases, the position of the finite verb, the
+# middle field and the verbal bracket.
 #
-# If German has several forms, the grammar always uses the same one: "you" is "du", and the English
-# past and present perfect become the German perfect, except for "sein", "haben", "wissen" and the
-# modal verbs, which take the preterite.
+# If German has several forms, the grammar always uses the same one, because a model could only
+# guess among them: "you" is "du", and the English past and present perfect become the German
+# perfect, except for "sein", "haben", "wissen" and the modal verbs, which take the preterite.
 
 PRESENT, PROGRESSIVE, PAST, PERFECT, FUTURE, MODAL = range(6)
 # the position of the German finite verb; SHARED omits the subject and the auxiliary
@@ -334,6 +344,7 @@ def english_rest(clause: Clause, verbal: str) -> list[str]:
     accusative = clause.accusative
     dative = clause.dative
     words = [verbal, verb.tail]
+    # "turn on the radio", but "turn it on".
     if verb.movable and not (accusative and accusative.pronoun):
         words.append(verb.movable)
     if dative and not clause.to:
@@ -374,6 +385,7 @@ def english(clause: Clause, inverted: bool = False, shared: bool = False) -> str
     elif clause.lead_time:
         words.insert(0, clause.time[0])
     if clause.negated and auxiliary == "can" and not inverted:
+        # "can not" is unusual in English.
         words[-1] = "cannot"
     elif clause.negated:
         words.append("not")
@@ -464,6 +476,8 @@ def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
     elif order == SECOND and not lead:
         words += (finite, *pronouns)
     else:
+        # A pronoun in the dative comes before a subject that is a noun: "weil ihm der Mantel
+        # gefällt".
         has_pronoun = dative and dative.pronoun and not (accusative and accusative.pronoun)
         if has_pronoun and not subject.pronoun:
             pronouns.append(dative.german(DAT))
@@ -473,6 +487,7 @@ def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
             words = [lead, finite, *words]
     words += middle_field(clause, accusative, dative)
     words.append(final if order == LAST else rest)
+    # Behind the verb, because a relative clause in the middle field would separate its two parts.
     words += [f", {np.relative[1]}," for np in (accusative, dative) if np and np.relative]
     if clause.complement:
         words.append(clause.complement[1])
@@ -489,6 +504,7 @@ def infinitive(clause: Clause, gerund: bool = False, opening: Both = ("", "")) -
         *middle_field(clause, clause.accusative, clause.dative),
         verb.zu,
     ]
+    # Without its own commas, which the end of the infinitive clause provides.
     end = f", {clause.complement[1].strip(', ')}" if clause.complement else ""
     return _joined([opening[0], *english_words]), f", {_joined(german_words)}{end},"
 
@@ -524,6 +540,7 @@ def embedded(clause: Clause) -> Clause:
 
     A clause that ends with a complement loses its adverbial of time.
     """
+    # Otherwise the adverbial could be understood as part of the complement.
     if clause.complement:
         clause.time = None
     clause.lead_time = False

@@ -111,7 +111,8 @@ from transformer_jax.data.grammar.phrases import (
 # --------------------------------------------------------------------------------------------------
 # Questions with a question word.
 #
-# The functions `ask_...` return (clause, English question words, German question words).
+# The functions `ask_...` return (clause, English question words, German question words). The clause
+# lacks what is asked for, because the question word stands at its place.
 
 
 def draw_asked(rng: Draw) -> NP:
@@ -124,6 +125,7 @@ def ask_object(rng: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
     clause = draw_clause(
         rng, ("accusative", "accusative", "dative", "prepositional"), subject, past, positive=True
     )
+    # "What do you speak?" is not how one asks for a language.
     while clause.verb.base == "speak":
         clause = draw_clause(rng, ("accusative",), subject, past, positive=True)
     verb = clause.verb
@@ -134,6 +136,7 @@ def ask_object(rng: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
     elif preposition and person:
         word, lead = "who", f"{preposition} {'wen' if verb.case == ACC else 'wem'}"
     elif preposition:
+        # German has one word for preposition and "what": "worauf", "womit".
         word, lead = "what", f"wo{'r' if preposition[0] in 'aeiouü' else ''}{preposition}"
     else:
         word, lead = ("who", "wen") if person else ("what", "was")
@@ -162,6 +165,7 @@ def ask_circumstance(rng: Draw, subject: NP, past: bool, direct: bool) -> tuple[
     """
     if rng.chance(0.4):
         verb = draw_verb(rng, ("location", "location", "direction", "journey"))
+        # "Where do you come" would be asked for the origin, which is "woher".
         verb = VERBS["direction"][0] if verb.base == "come" else verb
         clause = draw_clause(rng, subject=subject, past=past, verb=verb, positive=True)
         clause.place = None
@@ -169,6 +173,7 @@ def ask_circumstance(rng: Draw, subject: NP, past: bool, direct: bool) -> tuple[
     clause = draw_clause(rng, PERSONAL, subject, past, positive=True)
     if not direct or rng.chance(0.5):
         return clause, "why", "warum"
+    # "When have you bought it" is no English.
     if clause.tense == PERFECT and clause.verb.past:
         clause.tense = PAST
     clause.time = clause.frequency = None
@@ -204,7 +209,9 @@ def content_question(rng: Draw, past: bool | None = None, direct: bool = True) -
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing of relative clauses, infinitive clauses and reported speech.
+# Drawing of relative clauses, infinitive clauses and reported speech. A pronoun in them often
+# refers to the main clause, because two unrelated persons in each sentence would teach no
+# reference.
 
 OWNABLE = nouns("house car dog bicycle garden shoe coat cat book room".split())
 
@@ -217,6 +224,7 @@ def coreferent(rng: Draw, np: NP) -> NP | None:
         return np
     if np.agreement == 1:
         return PRONOUNS["they"] if np.possessive else None
+    # A noun without a known sex would need a pronoun of the German gender.
     return PRONOUNS[{"m": "he", "f": "she"}[np.sex]] if np.sex else None
 
 
@@ -276,6 +284,7 @@ def object_relative(
     Returns the clause and the German words before its subject, with the preposition.
     """
     noun = np.noun
+    # Against "buys the car that he buys".
     verbs = [verb for verb in BY_OBJECT[noun] if verb is not avoid] or BY_OBJECT[noun]
     if noun.kind in ("person", "kin") and rng.chance(0.3):
         verbs = [verb for verb in VERBS["prepositional"] if noun.kind in verb.objects]
@@ -321,6 +330,7 @@ def draw_report(rng: Draw, nested: bool = False) -> Clause:
         conjunction = ("whether", "ob")
     clause = Clause(draw_person(rng), verb, PAST if past else PRESENT)
     embedded_past = past or verb.base != "hope" and rng.chance(0.4)
+    # "does not know whether" is far more usual than "knows whether".
     if conjunction[0] == "whether" and verb.base == "know":
         clause.negated = True
     elif verb.frame == "question" and verb.base == "ask" and rng.chance(0.5):
@@ -336,12 +346,13 @@ def draw_report(rng: Draw, nested: bool = False) -> Clause:
 
 
 # --------------------------------------------------------------------------------------------------
-# Statements: simple, relative, complex, reported, coordinated and with pronouns for things.
+# Statements: simple, relative, complex, reported, coordinated and with pronouns for things. Most
+# sentences are of these kinds, which need the word order of main and of subordinate clauses.
 
 REASONS = (("because", "weil"), ("because", "weil"), ("although", "obwohl"))
 MOMENTS = (("before", "bevor"), ("while", "während"), ("as soon as", "sobald"), ("until", "bis"))
 INTENSITIES = (("", ""), ("very ", "sehr "), ("too ", "zu "))
-# verbs that do not follow another verb with the same object
+# Verbs that do not follow another verb with the same object, against "eats the bread and buys it".
 FIRST_ACTS = {
     *("write", "build", "paint", "draw", "find", "lose"),
     *("look", "forget", "buy", "take", "need"),
@@ -437,6 +448,7 @@ def complex_statement(rng: Draw) -> Both:
         first, german_first = subclause(conjunction, sub)
         german_first = german_first.removeprefix(", ")
         return f"{first}, {english(main)}.", f"{german(main, SECOND, german_first)}."
+    # Two adverbials of time would seem to belong to one clause.
     if main.time and not main.lead_time:
         sub.time = None
     second, german_second = subclause(conjunction, sub)
@@ -592,6 +604,7 @@ def polar_question(rng: Draw) -> Both:
         clause = draw_clause(rng, PERSONAL, draw_asked(rng))
     else:
         clause = draw_clause(rng, FRAMES)
+    # In a question, "nicht" would ask for agreement, and not whether something is so.
     if clause.negated and not negative_object(clause):
         clause.negated = False
         clause.already = None
@@ -674,10 +687,12 @@ def time_of_day(rng: Draw) -> Both:
 
 
 # --------------------------------------------------------------------------------------------------
-# The kinds of sentences with their weights, and the pairs of a split.
+# The kinds of sentences with their weights, and the pairs of a split. The weights favor kinds with
+# many different sentences, because a kind with few would soon repeat itself.
 
 VERSION = "1"  # part of the data fingerprint; must change whenever any sentence changes
 SPLITS = ("train", "valid", "test")
+# Bounds, so that small models with short rows can be trained on every sentence.
 MIN_WORDS, MAX_WORDS = 3, 22
 WEIGHTS = {
     statement: 16,
@@ -704,6 +719,7 @@ SENTENCES = tuple(kind for kind, weight in WEIGHTS.items() for _ in range(round(
 
 def finish(en: str, de: str) -> Both:
     """Capitalizes both sides, and merges the comma after a clause with the next punctuation."""
+    # Clauses bring their commas along, because only the end of the sentence shows which ones meet.
     de = de.replace(" ,", ",")
     for mark in ",.?!":
         de = de.replace(f",{mark}", mark)
@@ -720,7 +736,8 @@ def split_of(english_sentence: str) -> str:
 
     80 % of the sentences are in train, 10 % in valid and 10 % in test.
     """
-    # A hash of the sentence decides, so that no sentence of one split occurs in another.
+    # A hash of the sentence decides, so that no sentence of one split occurs in another. Python's
+    # own `hash` differs from run to run.
     bucket = zlib.crc32(english_sentence.encode()) % 10
     return SPLITS[0] if bucket < 8 else SPLITS[bucket - 7]
 
@@ -737,6 +754,8 @@ def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
     attempt = 0
     while True:
         key = f"{VERSION}/{seed}/{split}/{index}/{attempt}".encode()
+        # Hashing gives an independent stream for each attempt, without drawing those of earlier
+        # sentences.
         digest = hashlib.blake2b(key, digest_size=8).digest()
         pair = sentence(Draw(int.from_bytes(digest, "big")))
         if split_of(pair[0]) == split and MIN_WORDS <= pair[0].count(" ") + 1 <= MAX_WORDS:

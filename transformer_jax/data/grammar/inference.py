@@ -48,7 +48,8 @@ from transformer_jax.data.grammar.phrases import (
 VERSION = "1"  # part of the data fingerprint; must change whenever any pair changes
 LABELS = ("entailment", "neutral", "contradiction")
 TEMPLATE = "This example is about {}."
-# topic: the kind of its nouns in the lexicon
+# Topic: the kind of its nouns in the lexicon. Only these occur in hypotheses of training, so that
+# the labels of zero-shot classification, which are UNSEEN, are new.
 SEEN = {
     "buildings": "building",
     "devices": "device",
@@ -76,7 +77,8 @@ NEAR = {
     "tongue": ("subject", "topic"),
     "wear": ("thing",),
 }
-# the general noun for each kind of object
+# The general noun for each kind of object. Kinds without such a noun have no pairs, because nothing
+# could be said about their nouns in general.
 GENERAL = {
     noun.kind: noun
     for noun in (
@@ -90,7 +92,9 @@ GENERAL = {
         Noun("vehicle n Fahrzeug -s -e", "vehicle"),
     )
 }
-# (is the premise negated, is its object general, is the object of the hypothesis general)
+# (is the premise negated, is its object general, is the object of the hypothesis general). Only
+# forms whose label is certain are listed: a positive premise may only become more general, and a
+# negated one only more specific.
 FORMS = (
     (False, False, False),
     (False, False, True),
@@ -118,16 +122,19 @@ def others(verb: Verb, kind: str) -> list[str]:
     return [other for other in OBJECTS[verb] if other != kind and other not in NEAR.get(kind, ())]
 
 
-# for each kind, the verbs that take an object of that kind as well as one of another kind
+# For each kind, the verbs that take an object of that kind as well as one of another kind, because
+# a neutral pair exchanges the one for the other.
 VERBS_OF = {
     kind: [verb for verb, kinds in OBJECTS.items() if kind in kinds and others(verb, kind)]
     for kind in GENERAL
 }
 _TOPIC_OF = {kind: topic for topic, kind in SEEN.items()}
-_KINDS = {*SEEN.values(), *UNSEEN.values()}  # of topics
+# Of seen and unseen topics: a contradiction about one topic must have no noun of the other topic.
+_KINDS = {*SEEN.values(), *UNSEEN.values()}
 _NOUN_OF = {
     form.lower(): noun for noun in NOUNS.values() for form in (noun.english, noun.english_plural)
 }
+# The longest forms first, because a regular expression takes the first alternative that matches.
 _FORM = re.compile(rf"\b({'|'.join(sorted(_NOUN_OF, key=len, reverse=True))})\b", re.IGNORECASE)
 
 
@@ -143,6 +150,7 @@ def pair(seed: int, split: str, index: int) -> tuple[str, str, str]:
     """
     # Draws are repeated until the premise is in the split, so that no premise is in two splits.
     label = LABELS[index % 3]
+    # From the index and not at random, so that any range of pairs is balanced.
     is_about_topic = label != "neutral" and index % 6 < 3
     for rng in _draws(f"pair/{seed}/{split}/{index}"):
         made = (_about_topic if is_about_topic else _about_object)(rng, label)
@@ -157,6 +165,7 @@ def labelled_text(seed: int, split: str, index: int) -> tuple[str, str]:
     for rng in _draws(f"text/{seed}/{split}/{index}"):
         text = _statement(rng)
         kinds = {noun.kind for noun in nouns_in(text)}
+        # A text with nouns of two topics, or of a near kind, would have more than one right label.
         if kind in kinds and not kinds & others and split_of(text) == split:
             return text, topic
 
@@ -229,6 +238,7 @@ def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
     kind = rng.pick([*GENERAL])
     verb = rng.pick(VERBS_OF[kind])
     subject = draw_person(rng)
+    # "A boy does not buy a car" may mean some boy or no boy at all.
     if not certain(subject):
         return None
     tense = rng.pick((PRESENT, PROGRESSIVE, PAST if verb.past else PERFECT, PERFECT, FUTURE))
@@ -244,6 +254,7 @@ def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
     narrow = Clause(subject, verb, tense, accusative=premise.phrase(False, False))
     if rng.chance(0.5):
         draw_adverbials(rng, narrow, True)
+    # "never" and "already" change what follows from a clause.
     narrow.frequency = narrow.already = None
     plain = Clause(subject, verb, tense)
     sides = [(premise, negated), (hypothesis, negated != is_opposite)]

@@ -29,7 +29,7 @@ always "du".
 """
 
 
-# Nouns by class.
+# Nouns by class, because verbs and adjectives name the classes of nouns that they fit.
 
 NOUNS = {
     "person": """
@@ -300,7 +300,8 @@ NOUNS = {
         storm m Sturm -es ¨e""",
 }
 
-# Verbs by frame, irregular forms and modal verbs.
+# Verbs by frame, which says what objects a verb governs, because a sentence is drawn from its
+# frame. Irregular forms and modal verbs follow.
 
 VERBS = {
     "intransitive": """
@@ -511,7 +512,8 @@ VERBS = {
         be/was/been = sein ist gewesen : *state""",
 }
 
-# Fully irregular: present (ich, du, er, wir), then the preterite where it is the past tense.
+# Fully irregular: present (ich, du, er, wir), then the preterite where it is the past tense. Other
+# verbs have no preterite here, because their past is always translated by the perfect.
 IRREGULAR = """
     sein bin bist ist sind war warst war waren
     haben habe hast hat haben hatte hattest hatte hatten
@@ -524,7 +526,8 @@ IRREGULAR = """
     sollten sollte solltest sollte sollten
     möchten möchte möchtest möchte möchten"""
 
-# English = German modal and tense. The English is an auxiliary, or a full verb such as "want".
+# English = German modal and tense. The English is an auxiliary, or a full verb such as "want",
+# which needs do-support.
 MODALS = """
     can/can = können present
     must/must = müssen present
@@ -538,7 +541,7 @@ MODALS = """
     wanted/wanted to = wollen past
     had/had to = müssen past"""
 
-# Adjectives by the classes of nouns that they fit.
+# Adjectives by the classes of nouns that they fit, to avoid "a clever table".
 
 ADJECTIVES = {
     "person kin": """
@@ -637,7 +640,8 @@ ADJECTIVES = {
         terrible schrecklich""",
 }
 
-# adjectives that fit certain nouns only, such as a high mountain and a deep lake
+# Adjectives that fit certain nouns only, such as a high mountain and a deep lake, because the
+# classes of these nouns would be too wide.
 NOUN_ADJECTIVES = {
     "mountain": "high hoch:hoh höher höchst",
     "lake sea river": "deep tief",
@@ -647,9 +651,10 @@ NOUN_ADJECTIVES = {
     "table mirror": "round! rund",
 }
 
-# Adverbials, degrees and values, each as `English = German`.
+# Adverbials, degrees and values, each as `English = German`. They are whole phrases, because their
+# prepositions can't be translated word by word.
 
-# by the tense and the verb that they fit
+# By the tense and the verb that they fit, because "yesterday" needs a past tense.
 TIMES = {
     "past": (
         "yesterday = gestern; last week = letzte Woche; last year = letztes Jahr; "
@@ -688,7 +693,7 @@ TIMES = {
     "unit": "hour = Stunden; day = Tagen; week = Wochen; month = Monaten; year = Jahren",
 }
 
-# by the class of verbs that they fit
+# By the class of verbs that they fit, to avoid "sleeps quickly".
 MANNERS = {
     "quick": "quickly = schnell; slowly = langsam; carefully = vorsichtig",
     "slow": "slowly = langsam; carefully = vorsichtig",
@@ -703,9 +708,10 @@ VALUES = (
 
 DEGREES = "very = sehr; too = zu; quite = ziemlich; really = wirklich; still = noch"
 
-# Regions, places and spots, and the names of persons.
+# Regions, places and spots, and the names of persons, each with its own prepositions in both
+# languages.
 
-# English  German: where, where to, where from
+# English German: where, where to, where from. Two spaces, because the phrases contain single ones.
 REGIONS = """
     Berlin  in Berlin  nach Berlin  aus Berlin
     Hamburg  in Hamburg  nach Hamburg  aus Hamburg
@@ -728,7 +734,8 @@ REGIONS = """
     Turkey  in der Türkei  in die Türkei  aus der Türkei
     the Netherlands  in den Niederlanden  in die Niederlande  aus den Niederlanden"""
 
-# English prepositions: where, where to; German: where (dative), where to and its case
+# English prepositions: where, where to; German: where (dative), where to and its case. By noun,
+# because the choice can't be derived: "im Park", but "am Bahnhof" and "auf dem Markt".
 PLACES = {
     "in into in in acc": "house kitchen room office cellar garden city village forest castle hotel",
     "in to in in acc": "park church",
@@ -744,7 +751,7 @@ PLACES = {
     "on to auf auf acc": "island mountain farm",
 }
 
-# English and German preposition, with the dative for a place and the accusative for a direction
+# English and German preposition, with the dative for a place and the accusative for a direction.
 SPOTS = {
     "on auf": "table chair bed cupboard sofa carpet",
     "under unter": "table chair bed sofa cupboard",

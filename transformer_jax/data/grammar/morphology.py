@@ -9,11 +9,14 @@ from transformer_jax.data.grammar import lexicon
 # Inflection of English and German words.
 #
 # A line of the lexicon becomes a noun, an adjective or a verb with all its forms in both languages.
-# Regular forms follow rules, and irregular forms are listed in the lexicon.
+# Regular forms follow rules, and irregular forms are listed in the lexicon. All forms are made
+# once, at import, because a corpus has millions of words.
 
 SINGULAR, PLURAL = False, True
 NOM, ACC, DAT, GEN = range(4)
-# the column of each declension table; the plural is the fourth
+# The column of each declension table. The plural is the fourth, because German has one for all
+# genders. The weak masculine "w" has the column of "m", because only its nouns are declined
+# otherwise.
 GENDERS = {"m": 0, "w": 0, "f": 1, "n": 2}
 
 
@@ -79,6 +82,7 @@ class Adjective:
         stem = stem or self.german
         self.comparable = not english.endswith("!")
         comparative, superlative = english_comparison(self.english)
+        # A superlative needs a vowel after these sounds: "kältest", "heißest", "neuest".
         sibilant = "e" if re.search(r"(t|d|s|ß|z|sch|eu)$", stem) else ""
         regular = (f"{stem}er", f"{stem}{sibilant}st")
         self.german_comparative, self.german_superlative = degrees or regular
@@ -101,7 +105,8 @@ class Noun:
         self.kind = kind
         self.gender = GENDERS.get(gender, 3)
         self.sex = {"m": "m", "w": "m", "f": "f"}.get(gender) if kind in ("person", "kin") else None
-        # These are not bare: "die Hose", "der Unterricht".
+        # These are not bare, because German needs an article where English has none: "die Hose",
+        # "der Unterricht".
         is_clothing = line.endswith(">") and kind in ("wear", "thing")
         self.bare = not (is_clothing or line.endswith(".") and kind == "event")
         genitive, plural_ending = (rest + ["-", "-"])[:2] if gender != "pl" else ("-", "-")
@@ -114,6 +119,8 @@ class Noun:
             plural = german + plural_ending[1:]
         else:
             plural = plural_ending
+        # The dative plural ends with n, except after n and after an s from another language: "den
+        # Autos".
         dative = plural if plural[-1] in "ns" else plural + "n"
         self.plural = (plural, plural, dative, plural)
         self.adjectives: list[Adjective] = []
@@ -125,6 +132,8 @@ class Noun:
                 self.english_plural = self.english
             self.numbers = ((line.endswith(">"), SINGULAR),)
         else:
+            # The first entry is for the singular and the last one for the plural, as `noun_phrase`
+            # picks them.
             self.numbers = ((SINGULAR, SINGULAR),) * 2 + ((PLURAL, PLURAL),)
         self.countable = len(self.numbers) > 1
 
@@ -150,7 +159,7 @@ class Verb:
         self.reflexive = german[0] == "sich"
         self._german(*german[self.reflexive :])
         self.is_action = "state" not in self.flags and self.base != "be"
-        self.nouns: tuple[Noun, ...] = ()  # the nouns that fit as its object
+        self.nouns: tuple[Noun, ...] = ()
 
     def _english(self, parts: str, *tail: str) -> None:
         self.base, past, participle = (parts.split("/") + ["", ""])[:3]
@@ -175,13 +184,16 @@ class Verb:
         self.prefix, _, simple = infinitive.replace("_", " |").rpartition("|")
         self.auxiliary = "sein" if "ist" in parts else "haben"
         principal = [part for part in parts if part != "ist"]
+        # These infinitives end with n and not with en: "wandern", "sammeln".
         clipped = simple.endswith(("ern", "eln"))
         stem = simple[:-1] if clipped else simple.removesuffix("n").removesuffix("e")
+        # Without it, the ending could not be heard or spoken: "arbeitet", "öffnet".
         link = "e" if re.search(r"(t|d|ch[mn]|[bdfgkpt]+[mn])$", stem) else ""
         regular = stem + link + "t"
         third = principal[0] if len(principal) == 2 else regular
         root = third[:-1]
         first = stem[:-2] + "le" if clipped and stem.endswith("el") else stem + "e"
+        # A second s would not be heard: "du liest", "du heißt".
         second = root + ("t" if re.search("[sßzx]$", root) else "st")
         self.present = (first, second, third, simple, simple)
         self.preterite = None
@@ -195,6 +207,7 @@ class Verb:
         if principal:
             participle = principal[-1]
         else:
+            # Verbs with an unstressed first syllable take no "ge": "besucht", "studiert".
             participle = regular if INSEPARABLE.match(simple) else f"ge{regular}"
         self.infinitive = self.prefix + simple
         self.participle_german = self.prefix + participle
@@ -215,7 +228,8 @@ class Modal:
 
 
 # --------------------------------------------------------------------------------------------------
-# Numbers from 1 to 9999 in words.
+# Numbers from 1 to 9999 in words, because the order of tens and ones differs between the languages,
+# which digits would hide.
 
 ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -263,7 +277,8 @@ def german_number(n: int, last: bool = True) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The words of the lexicon with all their forms.
+# The words of the lexicon with all their forms. Verbs and adjectives are joined with the nouns that
+# fit them here, once, and not in each draw.
 
 
 def _lines(table: str) -> list[str]:
@@ -283,6 +298,7 @@ def _modal(line: str) -> Modal:
     forms = IRREGULAR.get(verb)
     if forms:
         forms = forms[:4] if tense == "present" else forms[4:]
+        # The third person plural of a verb equals its first person plural.
         forms = (*forms, forms[3])
     return Modal(
         first=first,
@@ -311,6 +327,7 @@ def nouns(words: list[str]) -> tuple[Noun, ...]:
 for _kinds, _table in [*lexicon.ADJECTIVES.items(), *lexicon.NOUN_ADJECTIVES.items()]:
     for _adjective in map(Adjective, _lines(_table)):
         for _noun in nouns(_kinds.split()):
+            # A noun may belong to several of the classes that an adjective is listed for.
             if all(_adjective.english != other.english for other in _noun.adjectives):
                 _noun.adjectives.append(_adjective)
 VERBS = {

@@ -56,12 +56,13 @@ from transformer_jax.data.grammar.morphology import (
 # Selection classes: which words fit together, and the weights of choices.
 #
 # They keep the sentences plausible, because one eats food but reads books. A choice that occurs
-# several times in a tuple has a higher weight.
+# several times in a tuple has a higher weight, so that one uniform draw serves all choices.
 
 PEOPLE = nouns(["person"])
 KIN = nouns(["kin"])
 ANIMALS = nouns(["animal"])
 SUBJECTS = nouns(["subject", "tongue"])
+# Masculine in German: a woman's trade would be another word, "Ärztin", which the lexicon lacks.
 MALE_TRADES = nouns(
     "teacher student doctor farmer baker cook waiter policeman painter writer engineer lawyer "
     "driver singer artist".split()
@@ -72,11 +73,14 @@ OWNED = set(
         "vehicle thing device furniture room house garden dog cat horse idea plan problem".split()
     )
 )
+# Of these, "a father" or "two seas" would be odd.
 UNIQUE = set(nouns("father mother grandfather grandmother king queen sea".split()))
+# In the plural, because a single glove is rarely what is meant.
 PAIRS = set(nouns("shoe glove".split()))
 SINGLE_KIN = KIN[:10]
-# the plurals of these have an article, to avoid "tidies up rooms"
+# The plurals of these have an article, to avoid "tidies up rooms".
 FIXTURES = {"room", "building", "opening", "device", "vehicle", "furniture", "outdoors"}
+# In a comparative before the noun, these name one of two ("the older brother").
 RELATIVE_SIZES = {"old", "young", "big", "small", "tall"}
 THINGS = nouns(
     "food drink reading wear vehicle thing device furniture opening building room outdoors event "
@@ -84,7 +88,7 @@ THINGS = nouns(
 )
 INANIMATE = nouns("reading wear vehicle thing device furniture".split())
 COLOURS = {"white", "black", "grey", "brown", "red", "blue", "green", "yellow"}
-# a phrase has at most one adjective from each field, to avoid "the old car is new"
+# A phrase has at most one adjective from each field, to avoid "the old car is new".
 FIELDS = [
     COLOURS,
     *(
@@ -111,7 +115,7 @@ SIZES = {"big", "small", "old", "new", "beautiful", "expensive", "cheap", "young
 OWN_PLACES = set(nouns("house room garden school village city".split()))
 PLACE_NOUNS = tuple(PLACES)
 HOMES = nouns("house city village castle island farm".split())
-# places that one can drive to
+# Places that one can drive to, unlike a room or a balcony.
 TARGETS = tuple(
     noun
     for noun in PLACES
@@ -126,9 +130,10 @@ SINGULARS = tuple(
     DETERMINERS[word] for word in ("the",) * 5 + ("a",) * 5 + ("this", "this", "every")
 )
 DEFINITE = tuple(DETERMINERS[word] for word in ("the", "the", "the", "this"))
-# the determiners of definite phrases
+# The determiners of definite phrases, behind which "nicht" and "schon" stand (`certain`).
 CERTAIN = {DETERMINERS[word] for word in ("the", "this", *POSSESSIVES)}
-# for each noun, the verbs that it can be the object of
+# For each noun, the verbs that it can be the object of, because a relative clause is drawn from its
+# noun.
 BY_OBJECT = {
     noun: tuple(verb for verb in VERBS["accusative"] if noun in verb.nouns)
     for noun in NOUNS.values()
@@ -142,27 +147,28 @@ FRAMES = (
     + ("dative-to", "journey", "position", "placing", "possession") * 2
 )
 DYNAMIC = tuple(frame for frame in FRAMES if frame not in ("pleasing", "position", "possession"))
-# frames of purposes: "in order to ..."
+# Frames of purposes ("in order to ..."), which are actions on something.
 AIMS = tuple(
     frame
     for frame in DYNAMIC
     if frame in ("accusative", "dative", "ditransitive", "dative-to", "placing")
 )
-# frames with a person as subject
+# Frames with a person as subject, for sentences whose subject is drawn before the verb.
 PERSONAL = tuple(frame for frame in FRAMES if frame not in ("position", "possession"))
 TENSES = (PRESENT,) * 8 + (PROGRESSIVE,) * 5 + (PERFECT,) * 2 + (FUTURE,) * 2 + (MODAL,) * 3
 PRESENT_MODALS = tuple(
     MODALS[word] for word in "can can must want want would should may have like".split()
 )
 PAST_MODALS = tuple(MODALS[word] for word in "could wanted had".split())
-# states that take an adverbial of time in the past tense
+# States that take an adverbial of time in the past tense, unlike "knew" or "liked".
 WITH_TIME = {"see", "hear", "be"}
 
 
 # --------------------------------------------------------------------------------------------------
 # Drawing noun phrases from a random stream.
 #
-# Restrictions that German word order or articles require are applied when a phrase is drawn.
+# Restrictions that German word order or articles require are applied when a phrase is drawn,
+# because rendering must not choose anything: both languages would then need the same choice.
 
 
 class Draw:
@@ -177,6 +183,7 @@ class Draw:
 
     def pick(self, options):
         """Returns one of the options, chosen uniformly."""
+        # Not `randrange`, whose use of the stream may differ between versions of Python.
         return options[int(self.random() * len(options))]
 
     def chance(self, probability: float) -> bool:
@@ -189,6 +196,7 @@ def draw_number(rng: Draw) -> int:
     101, 201 and so on are excluded, because German does not use them before a noun.
     """
     x = rng.random()
+    # Small numbers mostly, as in texts, but enough large ones to learn how they are composed.
     count = 11 if x < 0.7 else 98 if x < 0.96 else 998 if x < 0.99 else 9997
     number = 2 + int(rng.random() * count)
     return number if number % 100 != 1 else number + 1
@@ -212,6 +220,7 @@ def draw_modifiers(rng: Draw, noun: Noun, determiner: Determiner) -> tuple:
         if determiner is THE:
             return (adjective.superlative,)
     second = rng.pick(noun.adjectives)
+    # English has an order of adjectives: size and age before color.
     if second.english in COLOURS and adjective.english in SIZES:
         return adjective.positive, second.positive
     return (adjective.positive,)
@@ -282,6 +291,7 @@ def draw_np(
     is SINGULAR, PLURAL, or None for either.
     """
     noun = rng.pick(choice)
+    # One further draw, against "the boy sees the boy". An equal one is rare then, and accepted.
     if owner and noun is owner.noun:
         noun = rng.pick(choice)
     if number is None:
@@ -309,6 +319,7 @@ def draw_person(rng: Draw, owner: NP | None = None, pronoun: float = 0.4) -> NP:
     x = rng.random()
     if x < pronoun:
         person = rng.pick(SPEAKERS)
+        # "I see us" and "we see me" would need a reflexive pronoun.
         while owner and (person is owner or person.person in (0, 3) and owner.person in (0, 3)):
             person = rng.pick(SPEAKERS)
         return person
@@ -327,6 +338,7 @@ def draw_person(rng: Draw, owner: NP | None = None, pronoun: float = 0.4) -> NP:
 
 def draw_object(rng: Draw, verb: Verb, owner: NP, kind: str = "any") -> NP:
     """Draws an object that fits the verb."""
+    # Names and pronouns can't be negated by "kein".
     if "person" in verb.objects and kind != "negated" and rng.chance(0.5):
         return draw_person(rng, owner)
     if "new" in verb.flags and kind == "any":
@@ -340,7 +352,8 @@ def certain(np: NP | None) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing adverbials: time, place, direction, manner, company.
+# Drawing adverbials: time, place, direction, manner, company. Each agrees with the tense or with a
+# class of the verb, so that nobody sleeps quickly or will leave yesterday.
 
 MINUTES = (("a quarter", "Viertel"), ("ten", "zehn"), ("twenty", "zwanzig"), ("five", "fünf"))
 
@@ -351,6 +364,7 @@ def draw_clock(rng: Draw) -> Both:
     form = int(rng.random() * 6)
     if form < 2:
         return f"at {ONES[hour]} o'clock", f"um {german_number(hour, last=False)} Uhr"
+    # German counts the half hour toward the next hour: "halb vier" is half past three.
     following = hour % 12 + 1
     if form == 2:
         return f"at half past {ONES[hour]}", f"um halb {german_number(following)}"
@@ -422,6 +436,7 @@ def draw_time(rng: Draw, clause: Clause) -> Both | None:
     x = rng.random()
     past = tense == PAST or tense == MODAL and clause.modal.past
     takes_time = verb.is_action or past and verb.base in WITH_TIME
+    # "has bought it yesterday" is no English, although German has the same perfect for both tenses.
     if tense == PERFECT or not takes_time:
         return None
     if "clock" in verb.flags and tense != PROGRESSIVE and x < 0.35:
@@ -442,6 +457,7 @@ def draw_time(rng: Draw, clause: Clause) -> Both | None:
                 (f"{english} ago", f"vor {german}") if past else (f"in {english}", f"in {german}")
             )
         return rng.pick(TIMES["past" if past else "future"])
+    # "does not work every day" would leave open what is negated.
     if clause.negated:
         return None
     can_last = verb.frame in ("intransitive", "direction", "journey", "location")
@@ -482,6 +498,7 @@ def draw_adverbials(rng: Draw, clause: Clause, trailing: bool) -> None:
         return
     manners = verb.flags & MANNERS.keys()
     if manners and rng.chance(0.25):
+        # `min`, because the order of a set of strings differs from run to run.
         clause.manner = rng.pick(MANNERS[min(manners)])
     elif "for" in verb.flags and rng.chance(0.25):
         person = draw_person(rng, subject, 0.2)
@@ -500,10 +517,10 @@ def draw_adverbials(rng: Draw, clause: Clause, trailing: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Drawing clauses without a complement.
+# Drawing clauses without a complement, which is drawn by the functions of each kind of sentence.
 
 AT_HOME = ("at home", "zu Hause")
-# verbs of unintended actions
+# Verbs of unintended actions, which nobody tries or promises to do.
 UNINTENDED = ("get", "catch", "fall", "lose", "forget", "find")
 
 
@@ -540,6 +557,8 @@ def draw_tense(rng: Draw, clause: Clause, past: bool) -> None:
         clause.tense = rng.pick(TENSES)
         if clause.tense == MODAL and animate:
             clause.modal = rng.pick(PRESENT_MODALS)
+        # A modal verb needs a subject that can want or be allowed something, so a thing gets the
+        # future.
         elif clause.tense == MODAL:
             clause.tense = FUTURE
     elif x < 0.06 and verb.base == "be":
@@ -613,6 +632,8 @@ def draw_clause(
         return clause
     draw_tense(rng, clause, past)
     clause.negated = rng.chance(0.13) and certain(clause.subject) and not positive
+    # "must not" forbids, but "muss nicht" permits. With "gern", "nicht" would stand on its wrong
+    # side.
     if clause.negated and clause.modal and clause.modal.first in ("must", "like"):
         clause.modal = MODALS["can"]
     draw_arguments(rng, clause)
@@ -637,6 +658,7 @@ def draw_copula(rng: Draw, subject: NP | None = None, past: bool | None = None) 
     x = rng.random()
     noun = subject.noun
     is_trade = noun is not None and noun.kind == "person"
+    # Of men only, because the names of trades are masculine.
     if x < 0.12 and not clause.negated and subject.sex == "m" and not is_trade:
         trade = rng.pick(MALE_TRADES)
         modifiers = draw_modifiers(rng, trade, A)
@@ -682,6 +704,7 @@ def draw_comparison(rng: Draw, clause: Clause, adjective: Adjective) -> None:
         kind = subject.noun.kind
         same_kind = tuple(noun for noun in THINGS + ANIMALS if noun.kind == kind)
         other = draw_np(rng, same_kind, subject, "definite")
+    # "Anna is older than Anna".
     if other.en == subject.en:
         other = PRONOUNS["they"]
     if x < 0.7:

@@ -21,12 +21,13 @@ from transformer_jax.data.tokenizers.chat import ROLES, Message, Prompt
 #
 # A line is {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]},
 # or {"prompt": ..., "completion": ...}, which are one message of the user and one of the assistant.
-# Each split is an object that can be iterated over repeatedly and has a fingerprint.
+# Each split is an object that can be iterated over repeatedly, because a tokenizer may be trained
+# on it first, and has a fingerprint, by which caches notice another text.
 
 CORPUS = "grammar"
 _HELD_OUT = 300  # built-in conversations in each of the validation and test splits
 _MOST_TURNS = 3  # in a built-in conversation
-_CONVERSATION_BYTES = 300  # approximate size of a built-in conversation
+_CONVERSATION_BYTES = 300  # approximate size of a built-in one, which divides them into parts
 # Part of the fingerprint; it changes whenever the built-in conversations change.
 _VERSION = "1"
 _SYSTEM = "You translate between English and German."
@@ -57,6 +58,7 @@ class Conversations:
 
 
 def _boundary(file: str):
+    # Every line end is a boundary, because a conversation is one line.
     return text_files.next_line
 
 
@@ -76,6 +78,7 @@ def _conversation(value, place: Place) -> list[Message]:
             raise UserError(
                 f"{place}: not a JSON object with 'messages', or with 'prompt' and 'completion'"
             )
+    # Refused here, where the line is known: all of its weights would be 0.
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{place}: no message of the assistant, so nothing to learn from")
     return messages
@@ -140,6 +143,7 @@ class GrammarConversations:
     def __iter__(self) -> Iterator[list[Message]]:
         for number in range(self.start, self.size):
             messages = [{"role": "system", "content": _SYSTEM}] if number % 2 else []
+            # By the number and not at random, so that all lengths occur equally often in any range.
             for turn in range(1 + number % _MOST_TURNS):
                 messages += _translation(self.split, number * _MOST_TURNS + turn)
             yield messages
@@ -190,7 +194,7 @@ def open_conversations(data, split: str) -> Conversations | GrammarConversations
 # Prompts: JSON lines, or text files with one prompt per line.
 #
 # A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are
-# ignored.
+# ignored, so that files of preferences or conversations with completions can serve as prompts, too.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +210,8 @@ class Prompts:
         for path in self.paths:
             for number, line in enumerate(text_lines(path), 1):
                 if line.strip():
+                    # By the name of the file, because a prompt in a text file may itself look like
+                    # JSON.
                     is_json = path.endswith(".jsonl")
                     yield _prompt(line, f"{path}:{number}") if is_json else line
 
@@ -227,7 +233,9 @@ def _prompt(line: str, where: str) -> Prompt:
 
 
 # --------------------------------------------------------------------------------------------------
-# Preferences between completions of a prompt, as JSON lines.
+# Preferences between completions of a prompt, as JSON lines. The completions of a ranking stay
+# together, because a reward model overfits if their pairs are shuffled among all others (Ouyang et
+# al. 2022, section 3.5).
 #
 # A line is a pair, {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
 # "completions": [best, ..., worst]}. The "label" of a pair, 1 by default, is the probability that
@@ -328,6 +336,7 @@ def _completions(texts, where: str) -> list[str]:
 def _check_different(named: dict[str, str], where: str) -> None:
     names = {}
     for name, text in named.items():
+        # Equal completions would be pushed up and down at once.
         if text in names:
             raise UserError(f"{where}: {names[text]} and {name} are equal: neither is preferred")
         names[text] = name
@@ -335,6 +344,7 @@ def _check_different(named: dict[str, str], where: str) -> None:
 
 def _label(value: dict, where: str) -> float:
     label = value.get("label", 1.0)
+    # True is an instance of int, but a mistake here.
     is_number = isinstance(label, int | float) and not isinstance(label, bool)
     if not is_number or not 0 <= label <= 1:
         raise UserError(f"{where}: 'label' must be a probability, a number from 0 to 1")

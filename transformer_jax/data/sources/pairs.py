@@ -15,11 +15,12 @@ from transformer_jax.storage import buckets
 # --------------------------------------------------------------------------------------------------
 # Sentence pairs from text files, TFDS sets and the built-in grammar.
 #
-# Each split is an object that can be iterated over repeatedly and has a fingerprint.
+# Each split is an object that can be iterated over repeatedly, because tokenizers are trained on it
+# before it is tokenized, and has a fingerprint, by which caches notice another text.
 
 Pair = tuple[str, str]
 _GRAMMAR_HELD_OUT = 1000  # pairs in each of the grammar's validation and test splits
-_GRAMMAR_PAIR_BYTES = 100  # approximate size of a pair
+_GRAMMAR_PAIR_BYTES = 100  # approximate size of a pair, which divides the pairs into parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ class TextPairsPart:
     target: Span
 
     def __iter__(self) -> Iterator[Pair]:
+        # Not `zip`, which would drop the rest of the longer file without a word.
         lines = itertools.zip_longest(text_lines(self.source), text_lines(self.target))
         for count, (source, target) in enumerate(lines):
             if source is None or target is None:
@@ -86,6 +88,8 @@ class GrammarPairs:
     def __iter__(self) -> Iterator[Pair]:
         from transformer_jax.data import grammar
 
+        # Seed 0 and not config.data.seed, so that runs with other seeds have the same text, and
+        # share its store.
         return (grammar.sentence_pair(0, self.split, i) for i in range(self.start, self.size))
 
 
@@ -120,6 +124,8 @@ class TfdsPairs:
             yield self._one_line(example[source]), self._one_line(example[target])
 
     def _one_line(self, text: bytes | str) -> str:
+        # A pair is one line on each side. In a file of translations, a further line end would shift
+        # all lines behind it.
         return " ".join(tfds.decoded(text, self.folder).splitlines())
 
 
@@ -182,7 +188,8 @@ def _check_one_source(data) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Text-to-text pairs: columns of tables and TFDS sets, and built-in summaries.
+# Text-to-text pairs: columns of tables and TFDS sets, and built-in summaries. Each has a baseline,
+# the start of the source, which a useful summary must beat.
 
 TextPair = tuple[str, str]
 _BUILT_IN = {"functions": PythonFunctions}
@@ -209,6 +216,7 @@ class ColumnPairs:
         return self.table.fingerprint()
 
     def parts(self) -> list["ColumnPairs"]:
+        # A table is read in order, so it is one part.
         return [self]
 
     def __iter__(self) -> Iterator[TextPair]:
@@ -235,6 +243,7 @@ class Prefixed:
         return [Prefixed(part, self.prefix) for part in self.pairs.parts()]
 
     def __iter__(self) -> Iterator[TextPair]:
+        # An empty source stays empty, so that its pair is still dropped as such.
         return ((self.prefix + source if source else "", target) for source, target in self.pairs)
 
 

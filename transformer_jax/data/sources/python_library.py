@@ -17,12 +17,13 @@ from typing import ClassVar
 from transformer_jax.data import sentences
 
 # --------------------------------------------------------------------------------------------------
-# The built-in corpora "python" and "pydoc": the standard library of the running Python.
+# The built-in corpora "python" and "pydoc": the standard library of the running Python, because it
+# is on every machine that runs this package, and needs no download.
 
 # Tests and character tables are skipped, because they would be half of the text and differ from the
 # rest.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
-_HELD_OUT = {0: "valid", 1: "test"}  # by the file name's hash modulo 20
+_HELD_OUT = {0: "valid", 1: "test"}  # by the file name's hash modulo 20, as in `split_of`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,8 @@ class PythonSources:
     def fingerprint(self) -> dict:
         digest = hashlib.sha256()
         for text in self:
+            # The text itself, because distributions patch the library under the same version of
+            # Python.
             digest.update(text.encode())
         return {"python": digest.hexdigest(), "split": self.split}
 
@@ -62,6 +65,7 @@ class PythonDocstrings(PythonSources):
 def _standard_library(split: str) -> Iterator[tuple[str, str]]:
     """Yields the name and the content of each file of a split."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
+    # Sorted, because the order of a folder's entries differs between file systems.
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if _SKIPPED_FOLDERS & set(name.split("/")) or split_of(name) != split:
@@ -74,6 +78,8 @@ def _standard_library(split: str) -> Iterator[tuple[str, str]]:
 
 def split_of(name: str) -> str:
     """Returns the split of a file, which depends only on its name."""
+    # By the name, so that a file stays in its split in every version of Python, and whatever other
+    # files there are. Python's own `hash` of a string differs from run to run.
     number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
     return _HELD_OUT.get(number, "train")
 
@@ -84,6 +90,7 @@ def _documentation(split: str) -> list[str]:
     for name, source in _standard_library(split):
         for texts in _texts_of_file(name, source):
             lines = list(itertools.chain.from_iterable(map(_prose, texts)))
+            # A document of one sentence could not become a pair of sentences, which BERT trains on.
             if len(lines) > 1:
                 documents.append("\n".join(lines))
     return documents
@@ -96,6 +103,7 @@ def _texts_of_file(name: str, source: str) -> list[list[str]]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return []
+    # This file is a dictionary of the texts of `help()`, in which only the constants are text.
     if name == "pydoc_data/topics.py":
         return [[node.value] for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     return [[text for _, text in sorted([*_docstrings(tree), *_comments(source)])]]
@@ -143,7 +151,7 @@ def _prose(text: str) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------
 # The built-in code summaries: functions of Python's standard library, each with the first sentence
-# of its docstring.
+# of its docstring, so that summaries can be tried without a download.
 
 # The modules of Python 3.11 to 3.14 that have documented functions, except those that some systems
 # package separately (tkinter, idlelib). The list is fixed, so that Python versions differ only in
@@ -196,7 +204,7 @@ _MODULES = """
 """
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = range(3, 31)  # allowed numbers of words in a summary
-_SHINGLE = 5  # tokens
+_SHINGLE = 5  # tokens in a run, because single ones occur in all code
 _MOST_OVERLAP = 0.5  # Jaccard index of the shingles of two functions
 
 Pair = tuple[str, str]
@@ -249,6 +257,8 @@ def _splits() -> dict[str, list[Pair]]:
         if (root / name).is_file():
             content = (root / name).read_bytes()
             read[split_of(name)] += [pair for pair in _functions(content) if _is_summary(pair[1])]
+    # The library has copies, such as functions of posixpath and ntpath. The held-out ones are
+    # dropped, so that an evaluation does not reward memory.
     valid = _without_near_duplicates(read["valid"], read["train"])
     test = _without_near_duplicates(read["test"], read["train"] + read["valid"])
     return {"train": read["train"], "valid": valid, "test": test}
@@ -280,6 +290,7 @@ def _functions(content: bytes) -> Iterator[Pair]:
     for node in documented:
         if not isinstance(node, _FUNCTIONS) or len(node.body) == 1:
             continue
+        # Decorators are part of the source, but come before the line of the node.
         first_line = min(part.lineno for part in (node, *node.decorator_list))
         start, stop = offset(first_line, 0), offset(node.end_lineno, node.end_col_offset)
         # The docstrings of nested functions are removed as well.
@@ -306,7 +317,7 @@ def _without_near_duplicates(held_out: list[Pair], earlier: list[Pair]) -> list[
     for number, function_shingles in enumerate(shingles):
         for shingle in function_shingles:
             with_shingle[shingle].append(number)
-    most = [0.0] * len(held_out)  # the largest overlap of each one with an earlier function
+    most = [0.0] * len(held_out)
     for source, _ in earlier:
         others = _shingles(source)
         shared = collections.Counter(
@@ -339,6 +350,7 @@ def _parameters(text: str) -> list[str]:
     """
     words, depth, is_name = [], 0, True
     for token in re.findall(r"\w+|\S", text):
+        # The end of the parameters. Parentheses in default values have a depth above 0.
         if token in ")]}" and depth == 0:
             break
         depth += (token in "([{") - (token in ")]}")

@@ -14,7 +14,8 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Labeled examples in tables: text files with columns, JSON objects, and TFDS sets.
+# Labeled examples in tables: text files with columns, JSON objects, and TFDS sets. Each example has
+# its location, because a mistake in a table is only found in the file.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Table:
         return fingerprint | {"skip": True} if self.skip else fingerprint
 
     def __iter__(self) -> Iterator[Record]:
-        types = {}  # of the names of classes in JSON
+        types = {}  # of the names of classes in JSON, where 1 and "1" would be one class
         for path in self.paths:
             if path.endswith((".jsonl", ".json")):
                 yield from self._json_records(path, types)
@@ -66,6 +67,8 @@ class Table:
         indices = [int(column) - 1 for column in self.columns if column.isdecimal()]
         for number, row in _table_rows(path):
             where = f"{path}:{number}"
+            # Many editors leave a blank line at the end. Anywhere else, it may be a lost example,
+            # or an empty text in a table of one column, so the next row makes it an error.
             if len(row) == 1 and not row[0].strip() and not self.skip:
                 blank = blank or where
                 continue
@@ -77,6 +80,8 @@ class Table:
                 header = row
                 indices = self._indices(header, where)
                 continue
+            # A row of another width often has a tab or an unquoted comma in its text, so that all
+            # columns behind it would be read from the wrong place.
             if max(indices) >= len(row) or (header and len(row) != len(header)):
                 if not self.skip:
                     raise _wrong_width(where, row, header, max(indices))
@@ -95,6 +100,7 @@ class Table:
                 "(columns of tables without a header are numbered from 1)"
             )
         for column in self.columns:
+            # `index` would silently take the first of them.
             if header.count(column) > 1:
                 raise UserError(
                     f"{where}: the header has {header.count(column)} columns {column!r}; rename "
@@ -121,7 +127,9 @@ class Table:
 
 def _is_text_or_number(value) -> bool:
     if isinstance(value, float):
+        # Python's JSON reads NaN and Infinity, which would become the texts "nan" and "inf".
         return math.isfinite(value)
+    # True is an instance of int.
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
@@ -155,7 +163,8 @@ def _json_values(path: str) -> Iterator[tuple[str, object]]:
     """Yields (location, value) for each line, or for each item of a file that is one list."""
     numbered = enumerate(text_lines(path), 1)
     lines = ((number, line) for number, line in numbered if line.strip())
-    # A *.json file is one list if its first text starts with a bracket, and JSON lines otherwise.
+    # A *.json file is one list if its first text starts with a bracket, and JSON lines otherwise,
+    # because both are in use under this name.
     first_number, first_line = next(lines, (1, ""))
     if path.endswith(".json") and first_line.lstrip().startswith("["):
         text = "".join([first_line, *(line for _, line in lines)])
@@ -172,12 +181,16 @@ def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
     """Yields (number of its last line, columns) for each row."""
     if not path.endswith(".csv"):
         for number, line in enumerate(text_lines(path), 1):
+            # No quotes in these files, because a quotation mark in a text is usually meant as one.
             yield number, line.split("\t")
         return
     csv.field_size_limit(2**31 - 1)  # the default limit, 128 KiB, is too small for long texts
+    # With the line ends, because a quoted text may contain some. Without `strict`, a missing quote
+    # would swallow the rest of the file as one text.
     reader = csv.reader(text_lines(path, keep_ends=True), strict=True)
     try:
         for row in reader:
+            # The reader returns [] for a blank line, where text files have [""].
             yield reader.line_num, row or [""]
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: not CSV ({error})") from None
@@ -239,6 +252,7 @@ def open_table(
     `skip` and `classes` are the same as in `Table`. Raises UserError if files do not exist, or if
     `columns` mixes names and numbers.
     """
+    # Files come first, so that a run on a TFDS set can be evaluated on the user's own examples.
     if data.tfds_name and not data[f"{split}_files"]:
         prepared = tfds.prepared_split(data, split)
         return prepared and TfdsTable(*prepared, tuple(columns))
@@ -270,7 +284,8 @@ def split_files(data, split: str) -> tuple[str, ...] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tagged sentences in the CoNLL format.
+# Tagged sentences in the CoNLL format, which has no header and whose number of columns differs from
+# set to set: only the first and the last column are read.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,9 +319,12 @@ class Conll:
                 words, tags = [], []
                 first_line = number + 1
                 continue
+            # Not at any white space: a word may contain a space if tabs divide the columns, and
+            # some words are characters that count as white space.
             columns = line.split("\t") if "\t" in line else line.split(" ")
             if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
                 raise UserError(f"{path}:{number}: expected columns, a word first and its tag last")
+            # A line of another width has usually lost its tag.
             width = width or len(columns)
             if len(columns) != width:
                 raise UserError(f"{path}:{number}: {len(columns)} columns, {width} before")
@@ -317,7 +335,8 @@ class Conll:
 
 
 # --------------------------------------------------------------------------------------------------
-# Built-in inference pairs, as labeled examples and as running text.
+# Built-in inference pairs, as labeled examples, and as running text on which a small BERT learns
+# the same words before it is fine-tuned on the examples.
 
 CORPUS = "inference"
 COLUMNS = ("premise", "hypothesis", "label")
@@ -409,7 +428,8 @@ def open_inference(
 
 
 # --------------------------------------------------------------------------------------------------
-# Questions about paragraphs in the format of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
+# Questions about paragraphs in the format of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), which
+# many other sets have taken over.
 
 _TFDS_FEATURES = ("id", "question", "context", "answers")
 _Answers = tuple[tuple[str, int], ...]  # (text, index of its first character in the context)
@@ -432,6 +452,7 @@ class Squad:
         """
         for path in self.paths:
             try:
+                # Some editors put a byte-order mark first, which "utf-8-sig" drops.
                 content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
                 questions = [
                     (entry["id"], entry["question"], paragraph["context"], _answers(entry))
@@ -447,6 +468,7 @@ class Squad:
 
 
 def _answers(entry: dict) -> _Answers:
+    # SQuAD 2.0 lists plausible answers of such questions, which are wrong.
     if entry.get("is_impossible"):
         return ()
     return tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])

@@ -20,9 +20,10 @@ from transformer_jax.distributed import hosts
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Reading UTF-8 text and JSON from a disk, a bucket or stdin.
+# Reading UTF-8 text and JSON from a disk, a bucket or stdin. Lines are split by `text_lines` alone,
+# so that every error counts them in the same way.
 
-_BLOCK_BYTES = 2**23  # read in one call
+_BLOCK_BYTES = 2**23  # read in one call, so that counting needs little memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Place:
     index: int
 
     def __str__(self):
+        # Counting is left until an error needs it, because it reads all of the file before the
+        # span.
         first_line = self.span.first_line or 1 + _newlines(self.span.file, self.span.start)
         name = "stdin" if self.span.file == "-" else self.span.file
         return f"{name}:{first_line + self.index}"
@@ -75,15 +78,18 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
     ):
         offset = span.start
         for index, raw in enumerate(file):
+            # A span ends at a line end, so it is enough to compare before each line.
             if span.stop is not None and offset >= span.stop:
                 return
             offset += len(raw)
             try:
+                # Bytes are decoded line by line, and not by the file object, because offsets count
+                # bytes, and because Python would also end lines at a single carriage return.
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 fault = f"{error.reason} at byte {error.start} of the line"
                 raise UserError(f"{Place(span, index)}: not UTF-8 ({fault})") from None
-            if offset == len(raw):  # the first line of the file
+            if offset == len(raw):  # only the first line of a file may begin with a byte-order mark
                 line = line.removeprefix("\ufeff")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 
@@ -97,6 +103,7 @@ def from_json(text: str, where: str | Place, unique_keys: bool = False):
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        # Only encoding reveals a lone surrogate, which `json.loads` accepts.
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(
@@ -143,13 +150,16 @@ def matching_files(key: str, names: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Dividing a text into parts by its bytes alone, so that all workers divide it in the same way.
 #
-# A text has the method `parts()`, which returns a list of consecutive, picklable texts.
+# A text has the method `parts()`, which returns a list of consecutive, picklable texts. Parts are
+# independent, so that they can be tokenized by several processes, and an interrupted build repeats
+# only those that are missing.
 
 PART_BYTES = 2**24
-# A text that would have more parts has larger parts instead.
+# A text that would have more parts has larger parts instead, because each part is a folder with
+# files of its own, and store.json lists them all.
 _MAX_PARTS = 1024
-_READ_BYTES = 2**23  # read in one call from a file that is read in full
-_LOOK_BYTES = 2**16  # read in one call while searching for the end of a document
+_READ_BYTES = 2**23  # read in one call from a file that is read in full, to save requests
+_LOOK_BYTES = 2**16  # read in one call while searching: the next boundary is usually near
 
 
 def part_bytes(total: int) -> int:
@@ -159,6 +169,7 @@ def part_bytes(total: int) -> int:
 
 def ranges(count: int, num_bytes: int) -> list[tuple[int, int]]:
     """Divides `count` records with `num_bytes` bytes in total into ranges [start, stop)."""
+    # No part without a record, but one part even without any.
     num_parts = max(1, min(count, -(-num_bytes // part_bytes(num_bytes))))
     bounds = [count * part // num_parts for part in range(num_parts + 1)]
     return [*itertools.pairwise(bounds)]
@@ -180,6 +191,7 @@ def document_parts(
     groups, size_of_last = [()], 0
     for file, size in zip(files, sizes):
         for span in _spans(file, size, limit, boundary(file)):
+            # In order and not by best fit, so that the parts follow each other as the files do.
             if size_of_last and size_of_last + span.stop - span.start > limit:
                 groups.append(())
                 size_of_last = 0
@@ -191,6 +203,7 @@ def document_parts(
 def _spans(file: str, size: int, limit: int, boundary: Callable | None) -> list[Span]:
     """Returns spans of about equal size that exceed `limit` by at most one document."""
     num_parts = -(-size // limit) if boundary else 1
+    # A set, because a long document may be the boundary of several parts.
     offsets = {0, size}
     for part in range(1, num_parts):
         start = size * part // num_parts
@@ -216,6 +229,7 @@ def next_line(lines: Lines, size: int) -> int:
 
 def next_blank_line(lines: Lines, size: int) -> int:
     """Returns the offset of the first blank line, which ends a document, or `size`."""
+    # Decoded, because a line of other white space, such as a no-break space, is blank as well.
     blank = (offset for offset, line in lines if not line.decode(errors="replace").strip())
     return next(blank, size)
 
@@ -267,6 +281,8 @@ def _line_starts(file: str, size: int, num_parts: int) -> tuple[list[tuple[int, 
     starts = {0: 0}
     num_lines, offset, block = 0, 0, b"\n"
     for block in _blocks(file):
+        # The search starts one byte before the wanted position, because a line may begin exactly
+        # there.
         while wanted and (end := block.find(b"\n", max(wanted[0] - 1 - offset, 0))) >= 0:
             starts[num_lines + block.count(b"\n", 0, end + 1)] = offset + end + 1
             del wanted[0]
@@ -285,6 +301,8 @@ def _line_offsets(file: str, numbers: list[int]) -> tuple[list[int], int]:
     for block in _blocks(file):
         count = block.count(b"\n")
         if wanted and wanted[0] <= num_lines + count:
+            # In NumPy, and only in blocks with a wanted line: a loop over all lines in Python would
+            # be slow.
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             while wanted and wanted[0] <= num_lines + count:
                 offsets.append(offset + int(ends[wanted[0] - num_lines - 1]) + 1)
@@ -306,18 +324,20 @@ def _blocks(file: str) -> Iterator[bytes]:
 # has read.
 #
 # A digest is valid for a path and a version of the file, which is its size and its times of
-# modification and of change, or its generation in a bucket. The time of change also moves when a
-# file is renamed, or when its permissions change: then a file is read once more than needed. The
-# digests are in the folder `digests` of `config.data.cache`.
+# modification and of change, or its generation in a bucket. The time of change is part of it
+# because programs that copy files may leave size and modification time as they were. It also moves
+# when a file is renamed, or when its permissions change: then a file is read once more than needed.
+# The digests are in the folder `digests` of `config.data.cache`.
 
 _FILE = "digests.json"
-_MOST = 100_000  # if there are more digests, the oldest ones are dropped
+_MOST = 100_000  # digests; the oldest are dropped, because each program reads the whole file
 _SMALL = 2**20  # bytes; reading a smaller file takes no longer than writing its digest
-_SAVE_SECONDS = 30  # between two writes of the file
+_SAVE_SECONDS = 30  # between two writes, so that a kill loses little of a long start
 # Seconds. Two changes within one tick of the file system's clock may leave size and modification
 # time the same, so the digest of a file that has only just changed is not cached.
 _FRESH = 2
-# Seconds, longer than a tick of the clock of Linux's file systems (1 to 10 ms).
+# Seconds, longer than a tick of the clock of Linux's file systems (1 to 10 ms). A change within the
+# tick in which a file was last changed would not move its time of change.
 _TICK = 0.02
 
 Key = tuple[str, tuple]  # a path or URL, and the version of the file
@@ -351,11 +371,13 @@ def sha256(paths: Sequence[str]) -> list[str]:
     """Returns the SHA-256 digest of each file. Only files of an unknown version are read."""
     if not _memory.is_read:
         _memory.is_read = True
+        # Digests of this process come last and so win over those of earlier programs.
         _memory.digests = _read(_memory.folder) | _memory.digests
     digests = []
     new: dict[Key, str] = {}
     saved_at = time.monotonic()
     for path in paths:
+        # Taken before the version, so that a change during the read counts as too fresh.
         started = time.time()
         key = location, version = _key(path)
         digest = _memory.digests.get(key)
@@ -410,10 +432,13 @@ def _save(new: dict[Key, str]) -> None:
     large = {key: digest for key, digest in new.items() if _is_large(key[1])}
     if not large or not _memory.folder:
         return
+    # Without permission to write, the cache is merely not updated.
     with contextlib.suppress(UserError):
         folder = Folder(_memory.folder)
         with folder.exclusive():
+            # Read again under the lock, because another program may have added digests since.
             digests = _read(_memory.folder) | large
+            # A dict keeps the order in which its keys were added.
             latest = dict(list(digests.items())[-_MOST:])
             folder.write(_FILE, json.dumps(_rows(latest)).encode(), sealed=True)
 

@@ -13,7 +13,7 @@ from transformer_jax.data.sources import text_files as cutting
 from transformer_jax.data.sources.text_files import from_json, sha256
 from transformer_jax.storage import buckets
 
-NO_LABEL = -1  # the class label of an example whose label is not known
+NO_LABEL = -1  # by which TFDS says that the label of an example is not known
 _DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
@@ -75,6 +75,7 @@ def _newest_version(data) -> pathlib.Path:
             f"config.data.tfds_name={data.tfds_name}: several sets are prepared there, "
             f"name one: {', '.join(names)}"
         )
+    # By number, because as texts 10.0.0 would come before 9.0.0.
     return max(folders, key=_version_number)
 
 
@@ -99,8 +100,11 @@ def examples(folder: str, split: str, encoded: tuple[str, ...] = ()) -> Iterator
     """
     import tensorflow_datasets
 
+    # From the folder, because without TensorFlow the library does not list all of its builders by
+    # name.
     builder = tensorflow_datasets.builder_from_directory(folder)
     check_features(folder, dict(builder.info.features or {}), encoded)
+    # Records keep the files as they are, and all images are decoded with the same limits.
     skipped = {name: tensorflow_datasets.decode.SkipDecoding() for name in encoded}
     yield from builder.as_data_source(split=split, decoders=skipped or None)
 

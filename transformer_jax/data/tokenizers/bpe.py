@@ -15,7 +15,8 @@ from transformer_jax.data.tokenizers.tokenizer import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# The base class of the tokenizers of GPT and GPT-2.
+# The base class of the tokenizers of GPT and GPT-2. Their vocabularies and merges are kept and not
+# the library's file, so that one saved form serves the files of OpenAI and of Hugging Face.
 
 
 class BPE(LibraryTokenizer):
@@ -39,6 +40,7 @@ class BPE(LibraryTokenizer):
         self._merges = content["merges"]
         self._named_end = content.get("eos")
         self._check()
+        # Only at the space: a piece may contain other characters that count as white space.
         merges = [tuple(merge.split(" ")) for merge in self._merges]
         self._tokenizer = self.pipeline(self._vocab, merges)
         self.vocab_size = len(self._vocab)
@@ -82,6 +84,8 @@ class BPE(LibraryTokenizer):
         """
         content = {"pieces": pieces_by_id(vocab), "merges": merges}
         usual = next((piece for piece in cls.special_pieces["eos"] if piece in vocab), None)
+        # Only then, so that the file, and with it the fingerprint, of other tokenizers stays as it
+        # was.
         if end in vocab and end != usual:
             content["eos"] = end
         return cls(json.dumps(content).encode())
@@ -92,6 +96,7 @@ class BPE(LibraryTokenizer):
         raise NotImplementedError
 
     def _decode(self, ids):
+        # A mask or an unknown piece stays in the text, because it stands for a part of it.
         dropped = {self.eos_id, self.bos_id, self.pad_id, self.cls_id, self.sep_id}
         return self._tokenizer.decode_batch(
             [[i for i in sequence if i not in dropped] for sequence in ids]
@@ -140,7 +145,8 @@ def _needs_no_merge(piece: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tokenizers of GPT-2 and RoBERTa, which merge bytes, and of GPT, which merges characters.
+# The tokenizers of GPT-2 and RoBERTa, which merge bytes, and of GPT, which merges characters and
+# therefore has an unknown piece.
 
 # The special tokens before and after all other pieces, for GPT-2 and RoBERTa (Liu et al. 2019).
 GPT2 = ((), ("<|endoftext|>",))
@@ -154,7 +160,8 @@ class ByteBPE(BPE):
     """
 
     file = "byte_bpe.json"
-    # A printable character for each of the 256 bytes.
+    # A printable character for each of the 256 bytes. Without one of them, some text would have no
+    # ids.
     needed = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
     # GPT-2's vocabulary has only "<|endoftext|>", and RoBERTa's has the others.
     special_pieces = {
@@ -173,6 +180,7 @@ class ByteBPE(BPE):
 
     @property
     def pair_separators(self) -> int:
+        # RoBERTa has two separators between the texts of a pair (Liu et al. 2019).
         return 1 if self.cls_id is None else 2
 
     @classmethod
@@ -199,6 +207,7 @@ class ByteBPE(BPE):
         tokenizer.train_from_iterator(
             texts,
             huggingface.trainers.BpeTrainer(
+                # The trainer would put special tokens first, but the last ones belong at the end.
                 vocab_size=vocab_size - num_special,
                 min_frequency=2,
                 initial_alphabet=list(cls.needed),
@@ -212,6 +221,7 @@ class ByteBPE(BPE):
     @staticmethod
     def pipeline(vocab, merges):
         tokenizer = huggingface.Tokenizer(huggingface.models.BPE(vocab, merges))
+        # No space before the text, so that decoding restores it exactly.
         tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = huggingface.decoders.ByteLevel()
         return tokenizer
@@ -267,6 +277,8 @@ def from_vocabulary(vocab: dict[str, int], merges: list[str], config: dict) -> B
     added = config.get("added_tokens_decoder") or {}
     ids = {token["content"]: int(i) for i, token in added.items()}
     if end in ids and end not in vocab:
+        # Tokens after the end token, such as those of a chat format, are not part of the
+        # vocabulary.
         vocab = vocab | {piece: i for piece, i in ids.items() if i <= ids[end]}
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges, end)
 
@@ -292,10 +304,11 @@ def _named(config: dict, name: str) -> str | None:
 
 # --------------------------------------------------------------------------------------------------
 # The tokenizers of Llama and Qwen2, as their published tokenizer.json describes them. Each splits
-# words by rules of its own, which that file contains.
+# words by rules of its own, which only that file contains, so it is kept as a whole.
 
 _NAMES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-# Candidates for the end of a document if no file names it.
+# Candidates for the end of a document if no file names it, because a causal language model can't be
+# trained on documents without one.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
@@ -314,9 +327,11 @@ class PublishedBPE(LibraryTokenizer):
         self._library = content["library"]
         self._names = content["special"]
         self._tokenizer = huggingface.Tokenizer.from_str(json.dumps(self._library))
-        # With this setting, special tokens in a text are encoded as ordinary text.
+        # With this setting, special tokens in a text are encoded as ordinary text. The library's
+        # default is that a user could write any of them.
         self._tokenizer.encode_special_tokens = True
         self._is_byte_level = (self._library["decoder"] or {}).get("type") == "ByteLevel"
+        # The largest id and not the number of pieces, because published vocabularies may have gaps.
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         ids = {name: self._tokenizer.token_to_id(piece) for name, piece in self._names.items()}
         if ids.get("eos") is None:
@@ -346,6 +361,8 @@ class PublishedBPE(LibraryTokenizer):
         return self._tokenizer.decode_batch(ids, skip_special_tokens=True)
 
     def pieces(self, ids):
+        # A piece of bytes is shown as the text that it stands for, not by the characters of its
+        # bytes.
         if self._is_byte_level:
             return [visible(self._tokenizer.decode([i], skip_special_tokens=False)) for i in ids]
         return [visible(self._tokenizer.id_to_token(i) or "") for i in ids]

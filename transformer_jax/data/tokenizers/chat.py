@@ -69,7 +69,8 @@ class ChatTokenizer(Tokenizer):
     def __reduce__(self):
         return type(self), (self.base, self.marks, self.prefix)
 
-    # the template
+    # The template: a conversation as ids. Text never passes through a template in Jinja, where a
+    # user could write special tokens.
 
     def render(self, messages: Sequence[Message]) -> Rendered:
         """Returns a whole conversation as ids."""
@@ -85,6 +86,8 @@ class ChatTokenizer(Tokenizer):
         parts = [
             [self.role_ids[message["role"]], *next(encoded), self.end_id] for message in messages
         ]
+        # The text of a message is encoded by itself, so that its ids do not depend on what stands
+        # around it.
         ids = np.fromiter(itertools.chain(self.prefix, *parts), np.int32)
         return Rendered(ids, self.is_answer(ids))
 
@@ -110,18 +113,21 @@ class ChatTokenizer(Tokenizer):
         is_special = ids >= self.base.vocab_size
         last = np.maximum.accumulate(np.where(is_special, np.arange(len(ids)), -1))
         # The position of the last special token before each position. Shifting by one position
-        # excludes the role token itself and includes the end token.
+        # excludes the role token itself, which the prompt provides, and includes the end token,
+        # which the model must learn to generate.
         before = np.append(-1, last)[: len(ids)]
         return (before >= 0) & (ids[before] == self.role_ids["assistant"])
 
     @property
     def answering(self) -> "ChatTokenizer":
         """A copy of this tokenizer for generation, in which the end of a message is `eos_id`."""
+        # A shallow copy, because both share the base tokenizer, which is large.
         answering = copy.copy(self)
         answering.eos_id = self.end_id
         return answering
 
-    # the tokenizer
+    # The tokenizer of a text, which is the base tokenizer's: only the structure of a conversation
+    # needs the further tokens.
 
     def _encode(self, texts):
         return self.base.encode(texts)
@@ -135,6 +141,8 @@ class ChatTokenizer(Tokenizer):
     def _text(self, ids: list[int]) -> str:
         """Returns the texts between special tokens, which are decoded separately."""
         groups = itertools.groupby(ids, key=self._is_role_or_end)
+        # Decoded group by group, because the base tokenizer does not know the special tokens in
+        # between.
         return "".join(self.base.decode([*group]) for is_special, group in groups if not is_special)
 
     def _is_role_or_end(self, i: int) -> bool:
@@ -173,6 +181,7 @@ class ChatTokenizer(Tokenizer):
         marks = json.dumps(dict(zip(ROLES, role_tokens)))
         before = "".join(self.base.pieces(list(self.prefix)))
         start = f"{{{{ {json.dumps(before)} }}}}" if before else ""
+        # The same template in Jinja, for programs that use Hugging Face's tokenizers.
         template = (
             f"{start}{{% set marks = {marks} %}}{{% for message in messages %}}"
             f"{{{{ marks[message['role']] + message['content'] + {json.dumps(end)} }}}}"

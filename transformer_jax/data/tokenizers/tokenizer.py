@@ -14,9 +14,11 @@ import tokenizers as huggingface
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# The interface of all tokenizers, which convert text to ids and back.
+# The interface of all tokenizers, which convert text to ids and back. Tasks know nothing else of a
+# tokenizer, so that any of them can be used with any model that has its special tokens.
 
-PREFIX_FILE = "prefix.json"  # beside the file of a tokenizer that has a prefix
+# Beside the tokenizer's own file, whose format may have no place for a prefix.
+PREFIX_FILE = "prefix.json"
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _ENCODE = "encode takes a text or a list of texts"
 _DECODE = "decode takes a list of ids or a list of such lists"
@@ -122,6 +124,7 @@ class Tokenizer:
     def special(self) -> np.ndarray:
         """(V,) bool: special tokens, which masked language models neither mask nor insert."""
         ids = (self.eos_id, self.bos_id, self.pad_id, self.unk_id)
+        # A set, because one token may have several roles, such as [SEP] that ends a document.
         ids = {*ids, self.cls_id, self.sep_id, self.mask_id} - {None}
         return np.isin(np.arange(self.vocab_size), [*ids])
 
@@ -156,6 +159,7 @@ class Tokenizer:
         """
         if not isinstance(ids, list):
             raise UserError(f"{_DECODE}, not {type(ids).__name__}")
+        # [] is one empty list of ids, not a list without lists.
         if not ids or not isinstance(ids[0], list):
             return self._decode([_checked_ids(ids)])[0]
         _check_items(ids, list, _DECODE)
@@ -246,6 +250,8 @@ def _checked_ids(ids: list) -> list[int]:
     if not set(map(type, ids)) <= {int}:
         _check_items(ids, numbers.Integral, _DECODE)
         ids = [int(i) for i in ids]
+    # A negative id would index from the end of the vocabulary, and a larger one overflow in a
+    # library.
     if ids and not 0 <= min(ids) <= max(ids) < 2**31:
         first_bad = next(i for i in ids if not 0 <= i < 2**31)
         raise UserError(f"{_DECODE}; {first_bad} is not an id: ids are from 0 to 2^31 - 1")
@@ -255,6 +261,7 @@ def _checked_ids(ids: list) -> list[int]:
 def _check_items(items: list, kind: type, usage: str) -> None:
     """Raises UserError for an item of another type; the message starts with `usage`."""
     for index, item in enumerate(items):
+        # True is an instance of int.
         if not isinstance(item, kind) or isinstance(item, bool):
             raise UserError(f"{usage}; item {index} of this list is {type(item).__name__}")
 
@@ -266,7 +273,8 @@ def write_files(files: dict[str, bytes], folder: pathlib.Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The base class of tokenizers that use Hugging Face's library `tokenizers`.
+# The base class of tokenizers that use Hugging Face's library `tokenizers`, which encodes batches
+# in threads of compiled code.
 
 _TEXTS_PER_BLOCK = 10_000
 
@@ -286,6 +294,7 @@ class LibraryTokenizer(Tokenizer):
         return [
             encoding.ids
             for block in blocks
+            # "fast" leaves out the offsets, which `encode_spans` asks for.
             for encoding in self._tokenizer.encode_batch_fast(block, add_special_tokens=False)
         ]
 
@@ -294,6 +303,7 @@ class LibraryTokenizer(Tokenizer):
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def hf_with(self, pieces, settings):
+        # A copy, because special tokens would make this tokenizer encode them in a text.
         library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
         library.add_special_tokens([*pieces])
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
@@ -320,6 +330,7 @@ def parts_of(tokenizer: huggingface.Tokenizer) -> Parts:
     vocab = model.pop("vocab")
     merges = [" ".join(merge) for merge in model.pop("merges", ())]
     # None, "" and False all mean that a setting is off, and files differ in which they use.
+    # `unk_token` and `trim_offsets` are left out, because they do not change the ids of a text.
     model = {key: value for key, value in model.items() if value and key != "unk_token"}
     pre_tokenizer = {key: value for key, value in pre_tokenizer.items() if key != "trim_offsets"}
     return Parts(vocab, merges, [model, content["normalizer"], pre_tokenizer])
@@ -328,6 +339,7 @@ def parts_of(tokenizer: huggingface.Tokenizer) -> Parts:
 def pieces_by_id(vocab: dict[str, int]) -> list[str]:
     """Returns the pieces in the order of their ids. Raises ValueError unless those are 0, 1, ..."""
     pieces = sorted(vocab, key=vocab.get)
+    # A gap would make the index of a piece in a list differ from its id.
     if [vocab[piece] for piece in pieces] != list(range(len(pieces))):
         raise ValueError(f"the ids of the {len(pieces)} pieces are not 0 to {len(pieces) - 1}")
     return pieces

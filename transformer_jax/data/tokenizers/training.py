@@ -27,7 +27,8 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 # --------------------------------------------------------------------------------------------------
-# Reading tokenizers from the files of a run or of a published model.
+# Reading tokenizers from the files of a run or of a published model. The class follows from the
+# files that are there, so that neither a run nor a user has to name it.
 
 SHARED = "shared.model"  # a SentencePiece model that both sides of a pair share
 
@@ -46,6 +47,7 @@ def kinds() -> dict[str, type[Tokenizer]]:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Tokenizer)
     ]
+    # `vars` and not `hasattr`, because a subclass that only inherits `file` is no kind of its own.
     found = {kind.file: kind for kind in classes if "file" in vars(kind)}
     return dict(sorted(found.items()))
 
@@ -69,6 +71,8 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
     """
     classes = kinds() | {SHARED: SentencePiece}
     names = [name for name in classes if name in files]
+    # Two tokenizers in a folder are a mistake that would otherwise be decided by the order of
+    # names.
     if len(names) != 1:
         raise ValueError(
             f"it should hold one of {', '.join(kinds())}; it holds {' and '.join(names) or 'none'}"
@@ -168,6 +172,7 @@ def _frame(processor: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
     match processor.get("type"):
         case "Sequence":  # such as Llama 3's: offsets of bytes, then a template
             frames = [_frame(each) for each in processor["processors"]]
+            # Reversed, because a later processor puts its tokens outside those of an earlier one.
             before = (i for first, _ in reversed(frames) for i in first)
             return tuple(before), tuple(i for _, last in frames for i in last)
         case "TemplateProcessing":
@@ -224,7 +229,8 @@ def unreadable_as_user_error(folder: pathlib.Path):
 
 
 # --------------------------------------------------------------------------------------------------
-# The two tokenizers of an encoder-decoder model.
+# The two tokenizers of an encoder-decoder model. One object has both, even if they are the same, so
+# that tasks need not tell the two cases apart.
 
 
 class Pair:
@@ -299,6 +305,7 @@ class ContinuedPair(Pair):
     """
 
     def __init__(self, shared: Tokenizer):
+        # A copy, because the target has other special tokens than the source, but the same ids.
         target = copy.copy(shared)
         target.never = (*shared.never, shared.cls_id, shared.mask_id)
         target.cls_id, target.bos_id = None, shared.mask_id
@@ -334,7 +341,8 @@ def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: i
 
 
 # --------------------------------------------------------------------------------------------------
-# Training tokenizers, once for each combination of text and settings.
+# Training tokenizers, once for each combination of text and settings, because training is slow on a
+# large text.
 
 _SENTENCE_PIECE = ("unigram", "bpe")
 
@@ -431,6 +439,7 @@ def train(
     `kind`, `cased` and `min_count` have the same meaning as in `config.data`, where `kind` is
     `tokenizer`. Raises UserError if there is not enough text.
     """
+    # Each library would fail on this in its own way.
     if not any(texts):
         raise UserError(
             "the tokenizer can't be trained: there is no training text, or all of it is empty"
@@ -470,6 +479,7 @@ class Sample:
             # The first texts of a part, so that the rest of a large text need not be read.
             size = 0
             for text in part:
+                # Checked before a text is taken, so that every part gives at least one.
                 if size >= self._num_bytes / len(parts):
                     self.is_whole = False
                     break
@@ -510,6 +520,8 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
         sample.say()
         return tokenizer.files()
 
+    # Also a tokenizer that was just trained is read from its files, so that a run does not depend
+    # on whether the cache had it.
     return from_files(store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild))
 
 
@@ -573,6 +585,7 @@ def _train_on_lines(lines: _Sides, data, vocab_size: int) -> Tokenizer:
 
 def _kind_key(data) -> dict:
     """Returns the part of a cache key that describes the kind of tokenizer."""
+    # Only for words, so that the key does not change with a setting that the other kinds ignore.
     words = {"min_count": data.min_count} if data.tokenizer == "words" else {}
     return {"type": data.tokenizer} | words
 

@@ -20,7 +20,8 @@ from transformer_jax.data.tokenizers.tokenizer import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# SentencePiece, the tokenizer of translation models and the default of language models.
+# SentencePiece, the tokenizer of translation models and the default of language models, because it
+# needs no rules for the words of a language.
 
 # Fixed instead of the number of cores, because the trained model may depend on it.
 _THREADS = 8
@@ -45,6 +46,7 @@ class SentencePiece(Tokenizer):
         self.vocab_size = self._processor.vocab_size()
         self.unk_id = self._processor.unk_id()
         self.eos_id = self._processor.eos_id()
+        # SentencePiece gives -1 for a special token that a model lacks.
         if self.eos_id < 0:
             raise ValueError("the SentencePiece model has no piece for the end of a text")
         others = (self._processor.pad_id(), self._processor.bos_id())
@@ -67,7 +69,11 @@ class SentencePiece(Tokenizer):
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type=model_type,
+                # A small vocabulary has no room for rare characters, which would take the place of
+                # words.
                 character_coverage=1.0 if vocab_size > 2000 else 0.9995,
+                # Otherwise, training on a small text would fail and not stop at the pieces that
+                # there are.
                 hard_vocab_limit=False,
                 input_sentence_size=2_000_000,
                 max_sentence_length=_MAX_LINE_BYTES,
@@ -80,6 +86,8 @@ class SentencePiece(Tokenizer):
                 **options,
             )
         except (RuntimeError, OSError) as error:
+            # The user's mistake, such as a line that is not UTF-8, and not SentencePiece's report
+            # of it.
             if recorder.error:
                 raise recorder.error from None
             raise UserError(
@@ -103,6 +111,8 @@ class SentencePiece(Tokenizer):
             vocab_size,
             model_type,
             user_defined_symbols=["\n"],
+            # No normalization and no further spaces, so that decoding restores every document
+            # exactly.
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             add_dummy_prefix=False,
@@ -124,7 +134,7 @@ class SentencePiece(Tokenizer):
 def loaded(model: bytes) -> sentencepiece.SentencePieceProcessor:
     """Returns the processor for a serialized model. Raises RuntimeError for other content."""
     processor = sentencepiece.SentencePieceProcessor()
-    # Passed to the constructor, an empty file would be accepted.
+    # Passed to the constructor, an empty file would be accepted as a model.
     processor.LoadFromSerializedProto(model)
     return processor
 
@@ -157,6 +167,7 @@ def _encoded_spans(
     for text, each in zip(texts, encoded):
         ids, pieces = each["ids"], each["pieces"]
         piece_sizes = sizes[ids] if ids else sizes[:0]
+        # An unknown piece has no size of its own: it is as long as the characters that it replaces.
         for index in np.flatnonzero(np.equal(ids, processor.unk_id())):
             piece_sizes[index] = len(pieces[index].encode())
         results.append((ids, _piece_spans(processor, text, pieces, piece_sizes)))
@@ -169,6 +180,7 @@ def _piece_spans(processor, text: str, pieces: list[str], sizes: np.ndarray) -> 
         return []
     normalized, starts = processor.normalize(text, with_offsets=True)
     starts = np.array(starts)  # in `text`, of each normalized character, and of the end
+    # An array of code points avoids a loop in Python over the characters of all texts.
     points = np.frombuffer(normalized.encode("utf-32-le"), np.uint32)
     lengths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)  # in UTF-8
     start_of_byte = np.repeat(starts[:-1], lengths)
@@ -176,6 +188,7 @@ def _piece_spans(processor, text: str, pieces: list[str], sizes: np.ndarray) -> 
     first, last = start_of_byte[ends - sizes], start_of_byte[ends - 1]
     after = np.searchsorted(starts, last, side="right")
     stops = starts[np.minimum(after, len(starts) - 1)]
+    # Only the space that SentencePiece puts in front: it starts where the first character does.
     if pieces[0] == "▁" and starts[0] == starts[1]:
         stops[0] = first[0]
     return list(zip(first.tolist(), stops.tolist()))
@@ -198,7 +211,8 @@ class _ErrorRecorder:
 
 # --------------------------------------------------------------------------------------------------
 # Unigram tokenizers of published models (T5, ALBERT, XLNet), whose pieces have log-probabilities
-# that SentencePiece has trained (Kudo 2018).
+# that SentencePiece has trained (Kudo 2018). The library `tokenizers` runs them, because it can be
+# given the pieces of a spiece.model as well as those of a tokenizer.json.
 
 Pieces = list[tuple[str, float]]
 
@@ -344,6 +358,8 @@ def from_library(text: str) -> tuple[Pieces, bytes]:
     content = json.loads(text)
     pieces = [tuple(entry) for entry in content["model"]["vocab"]]
     added = sorted(content["added_tokens"], key=lambda token: token["id"])
+    # Special tokens of the model are listed as added, too: only those behind its pieces are further
+    # ones.
     pieces += [(token["content"], 0.0) for token in added if token["id"] >= len(pieces)]
     normalizer = content["normalizer"] or {}
     tables = [
@@ -419,7 +435,7 @@ class XLNet(EncoderUnigram):
     cls_id, sep_id, pad_id, mask_id, eos_id = range(3, 8)
 
 
-_SPECIAL = ("<pad>", "</s>", "<unk>")  # ids 0 to 2
+_SPECIAL = ("<pad>", "</s>", "<unk>")  # in the order of the ids of `T5`
 _NUM_SENTINELS = 100
 
 
@@ -474,7 +490,8 @@ def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tokenizers of Marian's translation models, such as OPUS-MT (Tiedemann & Thottingal 2020).
+# The tokenizers of Marian's translation models, such as OPUS-MT (Tiedemann & Thottingal 2020). The
+# pieces come from SentencePiece, but its ids are not those of the model.
 
 
 class Marian(Tokenizer):
@@ -505,6 +522,7 @@ class Marian(Tokenizer):
         )
         # The decoder's start token is padding, which must never be generated.
         self.never = (self.pad_id,)
+        # The ids of a published vocabulary may have gaps.
         self._pieces = ["<unk>"] * self.vocab_size
         for piece, i in self.vocab.items():
             self._pieces[i] = piece
@@ -531,6 +549,7 @@ class Marian(Tokenizer):
         for ids, code, (_, spans) in zip(
             self.encode(texts), codes, _encoded_spans(self._processor, [*rests])
         ):
+            # Positions count from the start of the text, including the code.
             shift = sum(map(len, code))
             spans = [(shift + start, shift + stop) for start, stop in spans]
             encoded.append((ids, [*((0, shift) for _ in code), *spans]))
@@ -543,6 +562,7 @@ class Marian(Tokenizer):
             for sequence in ids
         ]
         texts = (self._processor.decode_pieces(sequence) for sequence in pieces)
+        # As transformers' MarianTokenizer does.
         return [text.replace("▁", " ").strip() for text in texts]
 
     def pieces(self, ids):
@@ -578,6 +598,8 @@ def marian_of_sentence_piece(tokenizer: SentencePiece, size: int) -> tuple[Maria
     """
     processor = loaded(tokenizer.model)
     first = [tokenizer.eos_id, tokenizer.unk_id]
+    # Marian's start token is its padding, so <pad> takes the row of the old start token, and the
+    # row of the old padding becomes an unused piece.
     others = [i for i in range(size) if i not in (*first, tokenizer.start_id)]
     names = [
         processor.id_to_piece(i)

@@ -46,6 +46,8 @@ class WordPiece(LibraryTokenizer):
         self.vocab_size = len(vocab)
         special_ids = (vocab[piece] for piece in _SPECIAL)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
+        # BERT has no token for the end of a document. [SEP] is the one that stands at the end of
+        # its rows.
         self.eos_id = self.sep_id
         self.special = np.array([_is_special(piece) for piece in self._pieces])
 
@@ -73,6 +75,7 @@ class WordPiece(LibraryTokenizer):
         tokenizer = cls.pipeline({}, cased)
         counts = collections.Counter()
         for text in texts:
+            # Counted after normalization, because the pieces consist of normalized characters.
             counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
         alphabet = sorted(character for character, _ in counts.most_common(_MAX_ALPHABET))
         # Passing the single characters as special tokens fixes their ids. The library would number
@@ -99,6 +102,7 @@ class WordPiece(LibraryTokenizer):
         return cls.of(sorted(vocab, key=vocab.get), cased)
 
     def _decode(self, ids):
+        # [UNK] and [MASK] stay in the text, because they stand for words.
         dropped = (self.pad_id, self.cls_id, self.sep_id)
         return self._tokenizer.decode_batch(
             [[i for i in sequence if i not in dropped] for sequence in ids]
@@ -155,6 +159,8 @@ def from_library(text: str) -> WordPiece:
         content["normalizer"] = normalizer | {"strip_accents": None}
     parts = parts_of(huggingface.Tokenizer.from_str(json.dumps(content)))
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    # Compared as a whole with our own, so that any setting that we don't know is refused and not
+    # ignored.
     for cased in (False, True):
         if parts.settings == parts_of(WordPiece.pipeline({}, cased)).settings:
             return WordPiece.of(pieces_by_id(parts.vocab | added), cased)

@@ -15,7 +15,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids, visible
 
 # --------------------------------------------------------------------------------------------------
-# One token for each word.
+# One token for each word, which word vectors and ELMo need: their unit is a word and not a piece.
 
 _SPECIAL = ("<end>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[MASK]")
 # Letters and digits with apostrophes between them, or a single other character.
@@ -42,6 +42,7 @@ class Words(Tokenizer):
         words, counts = content["words"], content["counts"]
         self.cased = content["cased"]
         self._pieces = [*_SPECIAL, *words]
+        # Without the special tokens, so that no text encodes to them.
         self._ids = {word: i for i, word in enumerate(words, len(_SPECIAL))}
         if len(counts) != len(words) or len(self._ids) != len(words):
             raise ValueError("a word occurs twice, or lacks its count")
@@ -60,6 +61,8 @@ class Words(Tokenizer):
         counter = collections.Counter()
         for text in texts:
             counter.update(_split(text, cased))
+        # With the negative count first, sorting puts frequent words first and equal ones in
+        # alphabetical order, whatever the order of the text.
         frequent = [(-count, word) for word, count in counter.items() if count >= min_count]
         if not frequent:
             raise UserError(
@@ -117,14 +120,15 @@ def _split(text: str, cased: bool) -> Iterable[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Words that are represented by their characters, as in ELMo.
+# Words that are represented by their characters, as in ELMo: the model then also has a vector for
+# words that the vocabulary lacks.
 
 # In ELMo's published code, characters are the bytes 0 to 255 followed by special characters, and 1
 # is added to all of them. Its 256 starts a sentence; it is unused here, because the end of a text
 # also starts the next one.
 _TEXT_END, _WORD_BEGIN, _WORD_END, _PADDING = 257, 258, 259, 260
 Unit = tuple[int, ...]
-_CACHED_WORDS = 2**17  # the most recently used words whose characters are cached
+_CACHED_WORDS = 2**17  # recently used words, because few words make up most of a text
 
 
 class Spelled(Tokenizer):
@@ -140,6 +144,7 @@ class Spelled(Tokenizer):
         super().__init__(words.model)
         self.file, self.vocab_size = words.file, words.vocab_size
         self._words, self._size = words, size
+        # A cache of the object: on the method, it would keep every tokenizer alive.
         self._spelling = functools.lru_cache(_CACHED_WORDS)(self._spelled)
         self.eos_id = self.cls_id = self.sep_id = self._unit([_TEXT_END])
         self.unk_id = self._spelling(words.pieces([words.unk_id])[0])
@@ -181,16 +186,18 @@ class Spelled(Tokenizer):
         return table
 
     def _spelled(self, word: str) -> Unit:
+        # Cut by bytes, as in the published code, even within a character.
         return self._unit(word.encode()[: self._size - 2])
 
     def _unit(self, characters) -> Unit:
         numbers = [_WORD_BEGIN, *characters, _WORD_END]
         numbers += [_PADDING] * (self._size - len(numbers))
+        # 0 is left for positions without a word, as in the published code.
         return tuple(number + 1 for number in numbers)
 
 
 # --------------------------------------------------------------------------------------------------
-# One token for each character.
+# One token for each character, for which no text is too small to train a tokenizer.
 
 
 class Characters(Tokenizer):
@@ -206,6 +213,7 @@ class Characters(Tokenizer):
     def __init__(self, model: bytes):
         super().__init__(model)
         characters = json.loads(model)["characters"]
+        # Their order defines the ids, so another order would decode to another text.
         if list(characters) != sorted(set(characters)):
             raise ValueError("the characters are not in order")
         self._characters = ["", "\ufffd", *characters]
@@ -233,6 +241,8 @@ class Characters(Tokenizer):
 
     def _encode(self, texts):
         return [
+            # UTF-32 has one number for each character. A lone surrogate has one, too, and becomes
+            # unknown.
             self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist()
             for text in texts
         ]
@@ -249,7 +259,7 @@ class Characters(Tokenizer):
 
 
 # --------------------------------------------------------------------------------------------------
-# The alphabet of ESM: one token for each residue of a protein.
+# The alphabet of ESM: one token for each residue of a protein. It is fixed, so nothing is trained.
 
 # The 20 standard amino acids, and the codes for ambiguous (X, B, Z) and rare (U, O) ones.
 STANDARD = "LAGVSERTIDPKQNFYMHWC"
@@ -275,6 +285,7 @@ class Residues(Tokenizer):
         super().__init__(model)
         self._pieces = json.loads(model)["tokens"]
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        # Upper-case pieces last, so that they win where lower-casing makes two pieces equal.
         self._letters = {piece.lower(): i for piece, i in self._ids.items()} | self._ids
         needed = ("<cls>", "<eos>", "<unk>", "<mask>")
         missing = [piece for piece in needed if piece not in self._ids]
@@ -285,6 +296,8 @@ class Residues(Tokenizer):
         self.vocab_size = len(self._pieces)
         names = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
         self.cls_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = map(self._ids.get, names)
+        # ESM has no token between two texts, and its rows end with <eos> where BERT's end with
+        # [SEP].
         self.sep_id = self.eos_id
         # Gap characters count as special, so that they are neither masked nor inserted.
         self.special = np.array([not piece.isalpha() for piece in self._pieces])
