@@ -53,6 +53,8 @@ class Reader:
         if "fill" not in self.model.can:
             raise UserError(f"the model {type(self.model).__name__} does not fill masks")
         self.tokenizer.required("mask", user=type(self.model).__name__)
+        # Checked here and not in the generator below, so that a wrong option is refused by the call
+        # itself rather than by the first result.
         treatment = self._long_texts(long, ("split", "skip", "refuse"))
         return self._filled(params, texts, top_k, treatment)
 
@@ -81,6 +83,7 @@ class Reader:
         if treatment.way == "skip":
             return []
         parts = arguments.split(text, self._encode_masked, self._max_tokens)
+        # Parts without a mask have nothing to fill.
         return [part for part in parts if mask in part]
 
     def _encode_masked(self, texts: list[str]) -> list[list[int]]:
@@ -143,6 +146,7 @@ class Reader:
             return
         tokens, segments = self._padded(rows)
         states = hosts.run(Reader._states, self, params, tokens, segments, layers)
+        # On accelerators the states are bfloat16, which NumPy itself does not have.
         states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
             count = len(ids) + self._num_special
@@ -191,6 +195,7 @@ class Reader:
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
             logits = self.model.apply(variables, hidden, method="logits")
+            # Further rows only pad the output layer, and are no words.
             logits = logits[..., : self.tokenizer.vocab_size]
             # A mask is never filled with a special token: some objectives never train their
             # embeddings, so their logits would be arbitrary.

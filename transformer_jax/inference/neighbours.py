@@ -12,7 +12,8 @@ from transformer_jax.inference.static_vectors import StaticVectors, normalised
 from transformer_jax.storage import buckets
 
 _NUM_STATIC = 8  # neighbors by embedding
-_ROUNDING = 1e-5  # cosines that differ by less count as equal
+_ROUNDING = 1e-5  # cosines that differ by less count as equal, because float32 rounds them
+# Words in a text carry punctuation, which the word that the user names does not.
 _PUNCTUATION = "\"'.,;:!?()"
 
 
@@ -52,6 +53,7 @@ class Neighbours:
     @property
     def chance(self) -> Float[np.ndarray, " N"]:
         """The share of all neighbors of each occurrence that have the same sense (chance level)."""
+        # -inf marks occurrences in one text, and it does so in all layers.
         is_neighbor = np.isfinite(self.cosines[0])
         same = np.equal.outer(self.senses, self.senses) & is_neighbor
         return same.sum(axis=1) / is_neighbor.sum(axis=1)
@@ -112,6 +114,8 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     return Neighbours(
         [lines[number] for number in numbers],
         [texts[number][0] for number in numbers],
+        # Occurrences in one text share their context, so that they would be nearest to each other
+        # whatever their sense.
         np.where(is_same, np.float32(-np.inf), cosines),
         static(task, params, word),
     )

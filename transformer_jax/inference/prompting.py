@@ -16,8 +16,7 @@ from transformer_jax.inference.generation import Sampling
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.storage import buckets
 
-# --------------------------------------------------------------------------------------------------
-# The task file: items, examples, and the form of the prompts.
+# -------------------------------------- the task file: items, examples, and the form of the prompts
 
 NORMALIZE = ("none", "length", "unconditional")
 _TYPE_NAMES = {list: "a list", int: "a whole number"}
@@ -60,6 +59,7 @@ class Prompts:
         """Returns the prompt of an item."""
         template = self.template.removesuffix("{output}")
         parts = [self.description] if self.description else []
+        # `replace` and not `format`, because templates and inputs may contain other braces.
         parts += [template.replace("{input}", each.input) + each.output for each in examples]
         parts.append(template.replace("{input}", item.input))
         return self.separator.join(parts)
@@ -75,6 +75,7 @@ def read(path: str) -> Prompts:
     """
     try:
         with buckets.reading(path):
+            # utf-8-sig drops the byte order mark that some editors put in front.
             content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8") from None
@@ -171,9 +172,9 @@ def _check_output(prompts: Prompts, entry: Item, where: str) -> None:
         raise UserError(f"{where}: output {entry.output!r} is not one of its choices")
 
 
-# --------------------------------------------------------------------------------------------------
-# Evaluation: a prompt describes a task and shows zero, one or a few examples (Brown et al. 2020,
-# section 2).
+# ---------------------------------------------------------------------------- evaluation in context
+
+# A prompt describes a task and shows zero, one or a few examples (Brown et al. 2020, section 2).
 
 # A generated completion may have this many tokens more than the longest right one, so that a
 # completion that goes on after the right one does not count as right.
@@ -256,6 +257,8 @@ def _texts(task, prompts: Prompts, shots: int, room: int) -> tuple[list[str], in
         random = np.random.default_rng([prompts.seed, number])
         examples = [prompts.examples[i] for i in random.permutation(len(prompts.examples))[:shots]]
         candidates = _Candidates(task, prompts, item, examples)
+        # A prompt grows with its number of examples, so that a bisection encodes only a few
+        # prompts.
         count = bisect.bisect_right(range(shots + 1), room, key=candidates.num_tokens) - 1
         if count < 0:
             raise UserError(
@@ -286,6 +289,7 @@ class _Candidates:
 
 def _longest(task, completions: list[str]) -> int:
     """Returns the number of tokens of the longest completion."""
+    # With the space that stands in front of it in a prompt, because tokenizers join the two.
     return max(map(len, task.tokenizer.encode([f" {completion}" for completion in completions])))
 
 
@@ -305,6 +309,7 @@ def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
         priors = dict(zip(distinct, task.log_likelihoods(params, alone)))
         scores = [score - priors[choice].log_prob for score, (_, choice) in zip(scores, pairs)]
     scores = iter(scores)
+    # `max` calls the key once for each choice, in their order, which is that of the scores.
     return [max(own, key=lambda _: next(scores)) for own in choices]
 
 

@@ -38,6 +38,7 @@ class StaticVectors:
             path = task.model.word_table.split("/")
             table = functools.reduce(lambda tree, name: tree[name], path, params)
         tokenizer = task.tokenizer.target
+        # Further rows only pad the table, to a multiple of config.model.vocab_multiple.
         return cls(tokenizer, np.asarray(table, np.float32)[: tokenizer.vocab_size])
 
     @property
@@ -88,7 +89,9 @@ class StaticVectors:
         cosines = self.unit @ normalised(vector)
         # The vectors of special tokens are those of no word: many are never trained.
         cosines[self.tokenizer.special] = -np.inf
+        # Otherwise the words of the question would be the nearest ones.
         cosines[excluded] = -np.inf
+        # A small vocabulary may have fewer words than `count`, and excluded ones must not fill up.
         order = [i for i in np.argsort(-cosines)[:count].tolist() if cosines[i] > -np.inf]
         return list(zip(self.tokenizer.pieces(order), cosines[order].tolist()))
 

@@ -22,12 +22,12 @@ from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import predictions
 from transformer_jax.scores.predictions import Measure
 
-# --------------------------------------------------------------------------------------------------
-# Translating lines of text by beam search; long lines are split into parts.
+# --------------------------------------------------------- translating lines of text by beam search
 
 WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
 
-# Number of batches of lines that are read ahead and sorted by length together.
+# Batches of lines that are read ahead and sorted by length together: sorting saves padding, and
+# reading ahead only so far bounds the memory and the wait for the first line.
 _SORTED_BATCHES = 32
 
 
@@ -99,7 +99,6 @@ class Translator:
         stream = self.stream(params, n_best)
         params = self.model.for_decoding(params)
         with treatment:
-            # Sorting by length saves padding, and reading ahead only so far bounds the memory.
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
                 parts_of_lines = list(self._parts(chunk, treatment))
                 parts = list(itertools.chain.from_iterable(parts_of_lines))
@@ -134,7 +133,8 @@ class Translator:
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
         target = self.tokenizers.target
-        # The special tokens that each output starts with are not part of the text.
+        # The special tokens that the search forces at the start of an output are no part of its
+        # text.
         start = len(_first(target)) if self.decode.force_start is None else 0
         for index, outputs in stream(params, inputs, limits):
             ids = [row[start:] for row in outputs.tokens(self._ends)]
@@ -180,8 +180,7 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
     return joined
 
 
-# --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is an encoder-decoder. They also return attention.
+# --------------------------------------------- the uses of a task whose model is an encoder-decoder
 
 
 class SequenceToSequenceUse(StatesUse):
@@ -267,6 +266,7 @@ class SequenceToSequenceUse(StatesUse):
         """
         if target is None:
             target = ""
+            # The encoder does not see a translation, so none is computed for its attention.
             if kind != "encoder":
                 target = next(self.translate(params, [source], long="refuse"))[0].text
         return attention.in_translation(
@@ -274,8 +274,7 @@ class SequenceToSequenceUse(StatesUse):
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Scoring the outputs of a run against references, and comparing two runs.
+# --------------------------------------- scoring outputs against references, and comparing two runs
 
 
 class Answers(NamedTuple):
