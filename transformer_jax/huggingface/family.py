@@ -15,9 +15,10 @@ from transformer_jax.huggingface import tensors
 from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
 
-# --------------------------------------------------------------------------------------------------
-# Fine-tuned heads: their keys in Hugging Face's config.json, and their equivalents in
-# `config.task`. The tasks are tasks/{classification,tagging,span,choice}.py.
+# --------------------------------------------------------------------------------- fine-tuned heads
+
+# They have keys in config.json and equivalents in `config.task`, for the tasks of
+# tasks/{classification,tagging,span,choice}.py.
 
 
 def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
@@ -131,10 +132,12 @@ def read_labels(hf_config: dict) -> tuple[str, ...]:
         return tuple(f"LABEL_{number}" for number in range(count))
     if not isinstance(id2label, dict) or not id2label:
         raise UserError("id2label: must be an object that names the labels 0, 1, 2, ...")
+    # The keys of a JSON object are strings.
     numbers = [str(number) for number in range(len(id2label))]
     if id2label.keys() != set(numbers):
         raise UserError("id2label: must name the labels 0, 1, 2, ... without a gap")
     labels = tuple(str(id2label[number]) for number in numbers)
+    # Labels are known by their names in config.task.labels and in files.
     duplicates = [label for number, label in enumerate(labels) if label in labels[:number]]
     if duplicates:
         raise UserError(f"id2label: two labels have the name {duplicates[0]!r}")
@@ -157,11 +160,10 @@ def read_processor(folder: pathlib.Path, part: str) -> dict:
     return content
 
 
-# --------------------------------------------------------------------------------------------------
-# Architectures, and how the one of a checkpoint or a run is found.
-#
+# --------------------------------- architectures, and how the one of a checkpoint or a run is found
+
 # A file of transformer_jax/families may define `ARCHITECTURES`, a list of the architectures that it
-# converts. There is no other list of them.
+# converts. There is no other list of them, so that a new family changes no other file.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +274,7 @@ class Family:
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
+            # Parameters are float32, whatever dtype the model computes in.
             "dtype": "float32",
             **self.keys.write(config.model),
             **self.other_keys(config, tokenizer),

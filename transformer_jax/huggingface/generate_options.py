@@ -22,7 +22,8 @@ from transformer_jax.pictures.progress import say
 
 FILE = "generation_config.json"
 _EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
-# {option that we do not have: the values with which it has no effect}
+# {option that we do not have: the values with which it has no effect}. Any other value is named in
+# a message, because the texts would silently differ from those of transformers.
 _WITHOUT_EFFECT = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -56,7 +57,8 @@ _SAMPLING_FLAGS = {
     "top_k": ("top_k", 0),
     "top_p": ("top_p", 1.0),
 }
-# Options that choose among sampled tokens, for which there is no flag.
+# Options that choose among sampled tokens, for which there is no flag. They are listed apart,
+# because without do_sample they have no effect, whatever their values.
 _SAMPLING = {
     "min_p": (None,),
     "top_h": (None,),
@@ -99,6 +101,8 @@ def decode_keys(options: dict) -> dict:
     early_stopping = beams.pop("early_stopping")  # the last of the flags in a message
     return dict(
         **beams,
+        # max_length counts the start token of the decoder. Without both options the result is 0, by
+        # which config.decode.max_extra sets the limit.
         max_length=options.get("max_new_tokens", options.get("max_length", 1) - 1),
         min_length=min_length,
         **constraints,
@@ -116,6 +120,7 @@ def causal_keys(options: dict) -> dict:
     neutral = dict(no_repeat_ngram=0, force_end=False, renormalize=False)
     keys = {key: value for key, value in constraints.items() if neutral.get(key) != value}
     if options.get("min_new_tokens"):
+        # Ours counts the end token.
         keys["min_length"] = options["min_new_tokens"] + 1
     return keys | (_beams(options) if options.get("num_beams", 1) > 1 else {})
 
@@ -138,11 +143,12 @@ def _constraints(options: dict) -> dict:
     Raises UserError for a value of another type.
     """
     for key in _WHOLE:
+        # `isinstance` would take true and false for whole numbers.
         if type(options.get(key, 0)) is not int:
             raise UserError(f"{key}={options[key]!r}: must be a whole number")
     ends = _ids(options, "eos_token_id")
     forced = _ids(options, "forced_eos_token_id")
-    # If an end is forced, it is the first one.
+    # A forced end comes first, because that is the one which `force_end` of config.decode takes.
     ends = (*(i for i in ends if i in forced), *(i for i in ends if i not in forced))
     words = options.get("bad_words_ids", ())
     if not isinstance(words, list | tuple) or not all(words):
@@ -268,6 +274,7 @@ def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     `tokenizer` is the tokenizer of the outputs, and `window` the model's maximum length.
     """
     first = tokenizer.framed([])[:-1] if decode.force_start is None else decode.force_start
+    # "exact" has no counterpart; "never" is the one that also waits for the best output.
     early_stopping = {ours: hf for hf, ours in _EARLY_STOPPING.items()} | {"exact": "never"}
     content = {
         "num_beams": decode.beam,
@@ -298,6 +305,7 @@ def causal_options(decode: Any, tokenizer: Tokenizer) -> dict:
         constraints["min_new_tokens"] = decode.min_length - 1
     if not constraints:
         return {}
+    # If this file exists, transformers does not look for the end in config.json.
     constraints.setdefault("eos_token_id", tokenizer.hf_end)
     return constraints | ({} if tokenizer.bos_id is None else {"bos_token_id": tokenizer.bos_id})
 

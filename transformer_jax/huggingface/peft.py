@@ -20,16 +20,16 @@ from transformer_jax.huggingface.tensors import Table
 from transformer_jax.layers import low_rank
 from transformer_jax.layers.low_rank import Adapters
 
-# --------------------------------------------------------------------------------------------------
-# Conversion between adapters of our matrices and PEFT's adapters of modules, which have lora_A
-# (r, inputs) and lora_B (outputs, r).
-#
-# A module may be several matrices here: GPT-2 has one module for queries, keys and values, and we
-# have three matrices. An adapter of rank r of the module is three adapters of ours with the same A.
-# Conversely, three independent adapters of rank r become one of rank 3 r whose lora_B is block
-# diagonal, with zeros for a matrix without an adapter.
+# ----------------------------------------- adapters of our matrices, and PEFT's adapters of modules
 
-# The layouts of the kernels of torch.nn.Linear and of OpenAI's Conv1D.
+# PEFT adapts modules, by lora_A (r, inputs) and lora_B (outputs, r). A module may be several
+# matrices here: GPT-2 has one module for queries, keys and values, and we have three matrices. An
+# adapter of rank r of the module is three adapters of ours with the same A. Conversely, three
+# independent adapters of rank r become one of rank 3 r whose lora_B is block diagonal, with zeros
+# for a matrix without an adapter.
+
+# Only kernels of torch.nn.Linear and of OpenAI's Conv1D have lora_A and lora_B. PEFT names the
+# adapters of other modules, such as embeddings, in another way.
 _LAYOUTS = ("linear", "linear_merge", "same", "conv1d", "conv1d_merge")
 
 Tree = dict  # of dicts of arrays
@@ -71,6 +71,7 @@ class Module:
         """Returns the adapters of the parts as one adapter of the module."""
         pairs = [part.pair for part in self.parts]
         first, _ = next(pair for pair in pairs if pair is not None)
+        # Adapters that come from PEFT share A. They are written as they were, with their own rank.
         if all(pair is not None and np.array_equal(pair[0], first) for pair in pairs):
             return first, np.concatenate([b for _, b in pairs])
         pairs = [
@@ -97,6 +98,8 @@ class Module:
         if len(a) != rank:
             count = len(rows)
             own = [np.split(row, count, axis=1)[index] for index, row in enumerate(rows)]
+            # Exact, because an entry outside the blocks would let a matrix read another one's A,
+            # which our adapters cannot express.
             if not np.array_equal(block_diag(*own), b):
                 raise UserError(
                     f"{self.name}: its adapter can't be divided into one for each matrix"
@@ -166,8 +169,7 @@ def at(params: Tree, path: str) -> np.ndarray:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing and reading a folder of adapters.
+# --------------------------------------------------------- writing and reading a folder of adapters
 
 _CONFIG, _STEM = "adapter_config.json", "adapter_model"
 _PREFIX = "base_model.model."  # of PEFT's names
@@ -200,6 +202,8 @@ _INITIAL = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 def check(family: Family) -> None:
     """Raises UserError for a family that reorders parameters when it converts them."""
+    # A family that overrides one of the two moves rows of a matrix, and those of its adapter would
+    # have to move as well.
     if (type(family).ours, type(family).theirs) != (Family.ours, Family.theirs):
         raise UserError(
             f"{family.architecture} orders its parameters in another way, so that adapters can't "
@@ -230,6 +234,8 @@ def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
         "lora_alpha": _whole(lora.alpha),
         "target_modules": names,
         "rank_pattern": ranks,
+        # A joined module has a higher rank, and its alpha grows with it, so that the scale alpha /
+        # r of its adapter stays the same.
         "alpha_pattern": {
             end: _whole(lora.alpha * rank / lora.rank) for end, rank in ranks.items()
         },
@@ -366,6 +372,7 @@ class Stored:
         _, stored_name = self.sources[f"{module}.lora_A.weight"]
         name = stored_name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
         for pattern, value in (self.content.get("alpha_pattern") or {}).items():
+            # A pattern names whole parts of a path, as in PEFT: "q" does not match "layers.0.eq".
             if re.fullmatch(rf"(.*\.)?({pattern})", name):
                 return value
         return self.content["lora_alpha"]
@@ -385,6 +392,7 @@ class Stored:
             if name not in self.sources:
                 raise UserError(f"{self.folder}: missing from the weights: {name}")
             file, stored_name = self.sources[name]
+            # In float32, in which adapters are trained, whatever the file has.
             pair.append(np.empty(file.get_slice(stored_name).get_shape(), np.float32))
             tensors.fill(f"{self.folder}: {name}", pair[-1:], file, stored_name)
         return tuple(pair)
