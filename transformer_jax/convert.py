@@ -112,7 +112,8 @@ def from_hf(folder, target, overrides=()) -> None:
             )
         family.check(config)
         task = make_task(config)
-        # Parameters that the checkpoint lacks keep their initial values.
+        # Parameters that the checkpoint lacks keep their initial values. The arrays are copied,
+        # because the others are written to, and device_get may return read-only views.
         params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
         targets = params
         if task.tokenizer is not None:
@@ -163,7 +164,8 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     content = family.write_config(config, task.tokenizer)
     params = jax.device_get(params)
     if task.tokenizer is not None:
-        # Leave out the rows that config.model.vocab_multiple adds.
+        # The rows that config.model.vocab_multiple adds belong to no token, and vocab_size of
+        # config.json does not count them.
         params = tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)
     files = family.tokenizer_files(task)
     options = family.generation_config(task)
@@ -261,6 +263,7 @@ def _new_folder_in_bucket(target):
         raise UserError(f"{target}: exists already; name a new folder")
     try:
         yield target
+    # An interrupted conversion leaves nothing behind either.
     except BaseException:
         target.rmtree(missing_ok=True)
         raise

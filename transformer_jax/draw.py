@@ -35,7 +35,7 @@ from transformer_jax.config import UserError
 _SENTENCE = "The animal didn't cross the street because it was too {}."
 TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 
-_FLAGS = {  # that each picture takes, besides --output
+_FLAGS = {  # besides --output; others are refused, because a picture would ignore them
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
@@ -135,6 +135,7 @@ def coreference(options):
 
     task, params, folder = _opened(options)
     _check_attends(task, folder)
+    # What "it" refers to depends on a later word, which only an encoder has read there.
     kind = "encoder" if "encoder" in task.attentions else task.attentions[0]
     arguments = dict(kind=kind) if "cross" in task.attentions else {}
     weights = [

@@ -17,7 +17,8 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-ALLOWED = (  # overrides
+# Keys that change how a run is used or on which data, but not what it has learned.
+ALLOWED = (
     "decode.",
     "data.valid_",
     "data.test_",

@@ -23,10 +23,11 @@ from transformer_jax.cli import conversation
 from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 
-# Flags that do not apply with --chat, and those that do not apply in a live conversation either.
+# Flags that are refused with --chat, and those that a live conversation refuses as well. A flag
+# without effect would leave the user in doubt about the texts.
 _TEXTS = ("beam", "n_best", "window")
 _PROMPTS = ("num_samples", "best_of")
-# Flags that do not apply with --beam.
+# Flags that are refused with --beam, which draws no tokens and never slides a window.
 _SAMPLING = (
     "num_samples",
     "best_of",
@@ -148,6 +149,7 @@ def _write(draw) -> None:
         _choose(draw, prompts)
     elif options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
+        # A tee keeps prompts from stdin a stream, of which each is printed once it is continued.
         to_print, to_continue = itertools.tee(repeated)
         _print_objects(to_print, draw(_as_turns(to_continue)))
     else:

@@ -129,9 +129,11 @@ class WorkdirLM(LM):
                 f"and the model takes {max_length}"
             )
             max_tokens = max_length // 2
+        # do_sample=false means the likeliest token, whatever temperature a task gives beside it.
         sampling = Sampling(
             temperature=0.0 if do_sample is False else temperature, top_k=top_k, top_p=top_p
         )
+        # An empty stop string would end every text at once.
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         # The special tokens that the task puts in front of a text take room, too.
         num_prefix = len(self.task.with_start([0])) - 1

@@ -80,6 +80,7 @@ def _lines(first_line: list[str]):
             if not first_line:
                 first_line.append(line)
             yield line
+            # 1 for the line end, which is not part of the line.
             bar.advance(len(line.encode()) + 1)
 
 

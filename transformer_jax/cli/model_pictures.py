@@ -3,8 +3,7 @@
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-# --------------------------------------------------------------------------------------------------
-# The pictures of `draw` that are about masks, positions, and the results of a run.
+# ------------------------------------------------------- masks, positions, and the results of a run
 
 
 def result(texts: list[str], task, params, folder: str):
@@ -68,8 +67,7 @@ def masks():
     return pictures.masks(dense, "keys that a query sees (dark)")
 
 
-# --------------------------------------------------------------------------------------------------
-# The pictures of `draw` that are about words: neighbors and analogies.
+# ---------------------------------------------------------------- neighbors of words, and analogies
 
 _NUM_ANSWERS = 10  # the number of words that complete an analogy
 

@@ -18,8 +18,7 @@ from transformer_jax.layers.parameters import names, split
 from transformer_jax.planning import hlo, topology
 from transformer_jax.training import step
 
-# --------------------------------------------------------------------------------------------------
-# Parameters and FLOPs of a config, from shapes and formulas, without arrays or data.
+# --------------------------------------- parameters and FLOPs of a config, from shapes and formulas
 
 
 def parameters(task) -> dict[str, int]:
@@ -63,10 +62,10 @@ def _size(tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-# --------------------------------------------------------------------------------------------------
-# FLOPs of a function, counted in its jaxpr. The formulas of FLOPs are tested against this count.
-#
-# XLA's cost analysis does not serve here: it counts the body of a scan once.
+# -------------------------------------------------------- FLOPs of a function, counted in its jaxpr
+
+# The formulas of FLOPs are tested against this count. XLA's cost analysis does not serve here,
+# because it counts the body of a scan once.
 
 
 def flops(function, *arguments) -> float:
@@ -90,6 +89,7 @@ def _jaxpr_flops(jaxpr) -> float:
             kernel = equation.invars[1].aval.shape
             features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
             output = equation.outvars[0].aval.shape
+            # Each output is computed with the part of the kernel for its own feature.
             total += 2 * math.prod(output) * math.prod(kernel) / features
         iterations = equation.params.get("length", 1) if name == "scan" else 1
         inner = jax.extend.core.jaxprs_in_params(equation.params)
@@ -97,8 +97,7 @@ def _jaxpr_flops(jaxpr) -> float:
     return total
 
 
-# --------------------------------------------------------------------------------------------------
-# The arrays of a training step: parameters, optimizer state and batch, with their shardings.
+# ---------------------------------------------- the arrays of a training step, with their shardings
 
 _HEADER = ("", "shape", "sharding", "MB a device")
 
@@ -196,8 +195,7 @@ def _name(path) -> str:
     return "/".join([*kinds, *words]) or str(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Roofline model: lower bounds of an update's time from compute, memory and network at peak rates.
+# ------------------------------------------------- roofline model: lower bounds of an update's time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +246,7 @@ def weight_bytes_read(config, program, parameters: int) -> float:
     been gathered over fsdp, so that only the tensor axis splits them, and cast to the compute
     dtype.
     """
+    # Full rematerialization reads them in a second forward pass, too.
     passes = 3 if config.model.get("remat") == "full" else 2
     width = 1 if config.model.get("dtype") == "float32" else 0.5
     return passes * parameters * program.mesh.shape["fsdp"] * width
@@ -265,8 +264,7 @@ def _layers_flops(task) -> float:
     return without_output.flops(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory and a lower bound of the time of a training step, from its compiled program.
+# ------------------------------------ memory and time of a training step, from its compiled program
 
 # At the lowest optimization level, the TPU compiler needs a quarter to a third of the time, and
 # partitions the program in the same way: the collectives of GPT-3 175B on v5p:4x4x4 have the same
@@ -373,7 +371,7 @@ def chip_of(device) -> hardware.Chip | None:
     taken = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75)) * chip.memory
     try:
         taken = (device.memory_stats() or {}).get("bytes_limit", taken)
-    except jax.errors.JaxRuntimeError:  # a device of a topology
+    except jax.errors.JaxRuntimeError:  # a device of a topology has no memory to ask for
         pass
     return dataclasses.replace(chip, memory=taken)
 
@@ -387,6 +385,7 @@ def live_bytes(memory, platform: str) -> int:
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
+        # Donated arguments are among the outputs, too, and need their memory once.
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )
@@ -414,6 +413,7 @@ def _roofline(
 ) -> Roofline:
     chip = measured.chip
     weights = weight_bytes_read(config, program, measured.consumers["parameters"])
+    # 2, because what is written is read again.
     in_microbatch = 2 * (measured.peak - measured.arguments) + weights
     touched = measured.arguments + measured.outputs + config.train.accumulation * in_microbatch
     return Roofline(
@@ -464,6 +464,7 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
 
 def check_refusal(error: jax.errors.JaxRuntimeError) -> None:
     """Re-raises the error of a compilation unless it says that the program does not fit."""
+    # Any other error is a defect, which must not pass for a program that is too large.
     if "RESOURCE_EXHAUSTED" not in str(error):
         raise error
 
@@ -477,6 +478,7 @@ def refused_temporaries(message: str, taken: int) -> int | None:
     def size(match):
         return int(float(match[1]) * _UNITS[match[2]])
 
+    # The compiler words it in three ways, of which only the first gives the temporaries alone.
     if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
         return size(temporaries)
     if used := re.search(r"Used ([\d.]+)([KMGT]) of", message):
