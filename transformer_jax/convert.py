@@ -110,6 +110,7 @@ def from_hf(folder, target, overrides=()) -> None:
             raise UserError(
                 f"{folder}: with these values of config.task it is not a {family.architecture}"
             )
+        # A run that cannot be written back is refused here, before it is trained.
         family.check(config)
         task = make_task(config)
         # Parameters that the checkpoint lacks keep their initial values. The arrays are copied,
@@ -117,8 +118,8 @@ def from_hf(folder, target, overrides=()) -> None:
         params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
         targets = params
         if task.tokenizer is not None:
-            # The model may have more rows than the checkpoint: for special tokens that fine-tuning
-            # adds, and for padding of the vocabulary. They keep their initial values.
+            # Only the first rows are read, because the model may have more than the checkpoint: for
+            # special tokens that fine-tuning adds, and for padding of the vocabulary.
             vocab_size = family.vocab_size(hf_config)
             _check_tokenizer(folder, task.tokenizer, vocab_size)
             family.complete(task, hf_config, folder)
@@ -263,7 +264,7 @@ def _new_folder_in_bucket(target):
         raise UserError(f"{target}: exists already; name a new folder")
     try:
         yield target
-    # An interrupted conversion leaves nothing behind either.
+    # BaseException, so that an interrupted conversion leaves nothing behind either.
     except BaseException:
         target.rmtree(missing_ok=True)
         raise

@@ -124,6 +124,7 @@ def _config_costs() -> None:
             f"{hours:,.1f} hours of one {chip.name} at {cli.FLAGS.mfu:.0%} of its "
             f"{chip.flops / 1e12:.4g} TFLOP/s"
         )
+        # Compared with None, because 0 is a price as well.
         if cli.FLAGS.price is not None:
             costs["money"] = hours * cli.FLAGS.price
             lines.append(f"{costs['money']:,.2f} at {cli.FLAGS.price:g} an hour")

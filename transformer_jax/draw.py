@@ -31,7 +31,7 @@ from transformer_jax import cli
 from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
 
-# The sentences of Uszkoreit 2017.
+# The sentences of Uszkoreit 2017, whose last word decides what "it" refers to.
 _SENTENCE = "The animal didn't cross the street because it was too {}."
 TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 
@@ -135,7 +135,7 @@ def coreference(options):
 
     task, params, folder = _opened(options)
     _check_attends(task, folder)
-    # What "it" refers to depends on a later word, which only an encoder has read there.
+    # An encoder if there is one, because a decoder has not read the last word when it reads "it".
     kind = "encoder" if "encoder" in task.attentions else task.attentions[0]
     arguments = dict(kind=kind) if "cross" in task.attentions else {}
     weights = [
@@ -197,7 +197,7 @@ def curves(options):
         raise UserError(
             "--workdir: two runs of the same name; their folders must differ in the last part"
         )
-    # The names of several runs are in the legends instead.
+    # Without a title for several runs, because their names are in the legends.
     title = options.workdir[0] if len(options.workdir) == 1 else ""
     panels = {name: (name,) for name in options.metrics}
     return pictures.curves(runs, panels, options.against, title)

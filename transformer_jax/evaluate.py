@@ -17,7 +17,7 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-# Keys that change how a run is used or on which data, but not what it has learned.
+# Only these keys may be overridden, because the others decide what the run has learned.
 ALLOWED = (
     "decode.",
     "data.valid_",

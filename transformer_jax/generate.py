@@ -182,7 +182,7 @@ def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
     """Raises UserError if one of the flags `names` is given, which do not apply to `use`."""
     for name in names:
         option = cli.FLAGS[name]
-        # --window=refuse is what a beam search and a reply do anyway.
+        # --window=refuse is let through, because a beam search and a reply do just that.
         if option.present and option.value != "refuse":
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
 
@@ -199,6 +199,7 @@ def _choose(draw, prompts) -> None:
     if options.prompts:
         _print_objects(to_print, chosen)
     else:
+        # The prompt is not printed earlier, because the text is chosen only once all are complete.
         print(_before(next(to_print)) + next(chosen).text)
 
 

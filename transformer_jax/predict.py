@@ -26,7 +26,7 @@ from absl import flags
 
 from transformer_jax import cli
 
-# Keys that change how a run is used, but not what it has learned.
+# Only these keys may be overridden, because the others decide what the run has learned.
 ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")
 
 

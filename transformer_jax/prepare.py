@@ -31,9 +31,9 @@ def main() -> None:
     # others.
     with hosts.first():
         if team.leads:
-            task.fingerprint()  # trains the tokenizer
+            task.fingerprint()  # trains the tokenizer, which all parts need
             if task.reads_source:
-                task.rows()  # records come one after the other
+                task.rows()  # here and not in parts, because records come one after the other
     # Otherwise each process would read all files for their digests.
     text_files.share()
     with store.using(team):

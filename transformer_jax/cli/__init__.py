@@ -135,6 +135,7 @@ def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
     Raises UserError for a key that starts with none of `allowed`, because the config of a finished
     run is fixed. The file of a class that the config names is always allowed.
     """
+    # Files of classes are always allowed, because a run does not say where its user keeps them.
     _, others = configs.split_files(_overrides)
     for key, _ in others:
         if not key.startswith(allowed):
@@ -210,6 +211,7 @@ def check_output(name: str) -> None:
 
 def forget(names: set[str]) -> None:
     """Removes the flags of a program that has ended, and the values given to them."""
+    # absl's flags are global, so that the next program in this process would inherit them.
     for name in names:
         delattr(FLAGS, name)
     for values in (_overrides, _commands, _chosen, _optional):
@@ -373,7 +375,8 @@ def as_flag(value: Any) -> str:
 def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
     """Returns the line about an out-of-memory error, with the sizes and remedies that are known."""
     use = remedies = ""
-    # Without a run, or on an exhausted machine, this may fail, and the sizes stay unknown.
+    # Errors are suppressed, because this may fail without a run or on an exhausted machine. The
+    # line about the memory is then printed without the sizes.
     with contextlib.suppress(Exception):
         if "step" in FLAGS:
             use, remedies = _decoding_use(FLAGS.workdir, overrides)
@@ -391,6 +394,7 @@ def _decoding_use(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, s
     from transformer_jax.runs.spec import make_task
     from transformer_jax.training import step
 
+    # The files come first, because they define the classes whose keys the others set.
     files, others = configs.split_files(overrides)
     config = spec.read(folder, files).config
     for key, value in others:
@@ -423,8 +427,8 @@ def run(
             setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _drop_write_errors_of_threads()
-    # The messages of XLA are for its developers. With jaxlib 0.10.1, for example, each program that
-    # is loaded from the compilation cache prints one as an error.
+    # The messages of XLA are muted, because they are for its developers. With jaxlib 0.10.1, for
+    # example, each program that is loaded from the compilation cache prints one as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stdout.reconfigure(encoding="utf-8")  # the locale may lack characters of a text
     with _defined(define_flags):
@@ -492,12 +496,12 @@ def use_huge_pages() -> None:
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
         return
-    if "GLIBC_TUNABLES" in os.environ:  # set by the user, or by this function before the restart
+    if "GLIBC_TUNABLES" in os.environ:  # by the user, or before the restart, which must not repeat
         return
     os.environ["GLIBC_TUNABLES"] = (
         "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
     )
-    # Unlike `argv`, `orig_argv` has the interpreter's own options, such as -m.
+    # `orig_argv` instead of `argv`, because only it has the interpreter's own options, such as -m.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -541,7 +545,7 @@ def _mute_libraries() -> None:
 
 def _end_with_error(error: Exception) -> None:
     """Prints one line and exits with 1."""
-    # A RunError has a message of its own.
+    # A RunError is printed as it is, because it says itself what to do.
     ran_out = memory.ran_out(error) and not isinstance(error, RunError)
     line = out_of_memory(error, overrides()) if ran_out else error
     _end(f"error: {line}", 1)
@@ -564,8 +568,10 @@ def _say(line: str) -> None:
 # which would read the times of all entries at each new entry (seconds with 20,000 entries), and
 # refuses a folder that was ever used without its limit.
 
-LIMIT = "TRANSFORMER_JAX_COMPILED_GB"  # an environment variable
-_BYTES = 10e9  # the limit without it
+# An environment variable and no flag, because all programs of a machine share one folder. Without
+# it, the limit is _BYTES.
+LIMIT = "TRANSFORMER_JAX_COMPILED_GB"
+_BYTES = 10e9
 _SECONDS = 3600  # between two checks, each of which looks at every file of the folder
 
 
@@ -577,8 +583,8 @@ def use() -> None:
         folder = pathlib.Path("~/.cache/transformer_jax/compiled").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(folder))
         keep_small(folder)
-    # By default JAX leaves out programs that compile in less than a second, of which there are
-    # many.
+    # All programs are cached, because a run has many that compile in less than a second, which JAX
+    # leaves out by default.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
@@ -590,7 +596,8 @@ def keep_small(folder: pathlib.Path) -> None:
     """
     most = least_used.limit(LIMIT, _BYTES)
     looked = folder / ".looked"
-    # A cache that cannot be tidied is no reason to fail.
+    # The folder may be read-only or just being removed, and a cache that cannot be tidied is no
+    # reason to fail.
     with contextlib.suppress(OSError):
         if looked.exists() and time.time() - looked.stat().st_mtime < _SECONDS:
             return
@@ -609,11 +616,12 @@ def keep_small(folder: pathlib.Path) -> None:
 def _entries(folder: pathlib.Path) -> list[least_used.Entry]:
     entries = []
     for file in os.scandir(folder):
-        # Another process may have removed the file.
+        # Another process may have removed the file since the folder was listed.
         with contextlib.suppress(FileNotFoundError):
             if file.name.endswith("-cache"):
                 status = file.stat()
-                # Most file systems update the time of access at most once a day, others never.
+                # The later of the two times, because most file systems update the time of access at
+                # most once a day, and others never.
                 used = max(status.st_atime, status.st_mtime)
                 entries.append(least_used.Entry(pathlib.Path(file.path), used, status.st_size))
     return entries

@@ -21,14 +21,14 @@ class Streamed:
         self._written = ""
 
     def __call__(self, texts: list[str]) -> None:
-        # The last character may be incomplete, with the rest of its bytes in the next tokens. What
-        # is written cannot be taken back.
+        # The last character is held back if it is incomplete, because the rest of its bytes is in
+        # the next tokens and what has been written cannot be taken back.
         ready = texts[0].removesuffix("\ufffd")
         ready = ready[: len(ready) - self._held_back(ready)]
         sys.stdout.write(self._before + ready[len(self._written) :])
         sys.stdout.flush()
         self._before = ""
-        # `ready` may become shorter, when a stop string seems to begin.
+        # The longer one, because `ready` becomes shorter when a stop string seems to begin.
         self._written = max(self._written, ready, key=len)
 
     def end(self, text: str) -> None:

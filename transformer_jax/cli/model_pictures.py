@@ -34,6 +34,7 @@ def positions(task=None, params=None, folder: str = ""):
     if kind in ("none", "rotary") or task.model.modality != "tokens":
         name = task.config.model.name
         raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
+    # A window may have thousands of positions, or no end, and a picture of them would show nothing.
     length = min(task.model.window, 256)
     width = task.model.position_width or task.model.d_model
     return pictures.positions(
@@ -69,7 +70,7 @@ def masks():
 
 # ---------------------------------------------------------------- neighbors of words, and analogies
 
-_NUM_ANSWERS = 10  # the number of words that complete an analogy
+_NUM_ANSWERS = 10
 
 
 def neighbours(options, folder: str):

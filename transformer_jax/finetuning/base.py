@@ -209,7 +209,8 @@ class Outputs:
                 batch = split_rows(batch)
                 outputs, _ = self.task.outputs(params, batch, Context())
                 total, count, _ = self.task.objective(outputs, batch)
-                # An example may have several rows, such as the choices of a question.
+                # Outputs have a row axis for each example, because it may have several rows, such
+                # as one for each choice of a question.
                 num_examples = len(batch["segment_ids"])
                 outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
                 return gathered((outputs, total, count))
@@ -317,7 +318,7 @@ class FineTuning(Definition, Task):
     def batch_spec(self, row_shape: int):
         spec = {}
         for name, shape in self.shapes(self.lengths[row_shape]).items():
-            # "value" is the target of a regression; all other arrays hold ids, positions or
+            # Only the target of a regression, "value", is a float: all others are ids, positions or
             # classes.
             dtype = jnp.float32 if name == "value" else jnp.int32
             spec[name] = jax.ShapeDtypeStruct((self.config.train.batch, *shape), dtype)
@@ -360,7 +361,7 @@ class FineTuning(Definition, Task):
         """
         batch = self._flat(batch)
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
-        # A frozen encoder has no dropout either: its hidden states are fixed features.
+        # A frozen encoder has no dropout either, because its hidden states are fixed features.
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
         # Otherwise the backward pass through the frozen encoder would be compiled and computed.
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
@@ -395,6 +396,7 @@ class FineTuning(Definition, Task):
         return Loss(terms, counted)
 
     def group(self, path):
+        # Parameters without a group are not trained and have no optimizer state.
         return None if self.frozen and path[0] != "head" else super().group(path)
 
     def evaluations(self):
@@ -404,7 +406,8 @@ class FineTuning(Definition, Task):
         return {"scores": self._outputs.program(params)}
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. A frozen encoder has no backward pass.
+        # A backward pass costs two forward passes, and a frozen encoder has none, because no
+        # gradient reaches it.
         passes = 1 if self.frozen else 3
         row = self.encoder.flops(self.lengths[row_shape], self.lm_weight > 0)
         return passes * row * self.rows_of_example
@@ -431,7 +434,7 @@ class FineTuning(Definition, Task):
         examples = self._examples(split)
         sums = np.zeros(2)
         outputs = list(self._outputs(params, examples, f"evaluating {split} (batches)", sums))
-        # The count is 0 if no example has a target.
+        # At least 1, because the count is 0 if no example has a target.
         loss = float(sums[0] / max(sums[1], 1))
         return examples, outputs, {"loss": loss, **self.scores(examples, outputs)}
 

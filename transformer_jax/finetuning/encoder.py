@@ -144,7 +144,7 @@ class Encoder:
                 )
             return Marks(*((self.model.vocab_size - offset,) for offset in (3, 2, 1)))
         begin, end = batching.text_frame(self.model, tokenizer)
-        # BERT separates two texts by one [SEP], RoBERTa and BART by two </s>.
+        # As many separators as in pre-training: BERT has one [SEP], RoBERTa and BART have two </s>.
         return Marks(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(
@@ -166,7 +166,7 @@ class Encoder:
         if self._has_global:
             positions = np.arange(self.num_global, dtype=np.int32)
             is_global = positions < len(marks.begin) + len(first)
-            # -1 is padding, for a text that has fewer tokens than there are global positions.
+            # Padded with -1, because a text may have fewer tokens than there are global positions.
             row["global_positions"] = np.where(is_global, positions, np.int32(-1))
         return row
 
@@ -262,7 +262,7 @@ class Encoder:
 
         They are h_c of Howard & Ruder 2018, section 3.3.
         """
-        filled = (batch["segment_ids"] > 0)[..., None]  # (B, L, 1)
+        filled = (batch["segment_ids"] > 0)[..., None]
         # float32, because a mean over many tokens in bfloat16 loses the small ones. Padding is set
         # to 0 instead of multiplied by 0, which would keep a NaN.
         states = jnp.where(filled, hidden.astype(jnp.float32), 0)
@@ -294,5 +294,6 @@ class Encoder:
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
     """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
+    # Each text also gets what the other one leaves of its half, so that nothing is cut in vain.
     second_length = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
     return first[: max_tokens - second_length], second[:second_length]

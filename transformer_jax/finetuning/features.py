@@ -37,7 +37,8 @@ _LAYERS = {
     "sum-all": slice(1, None),
     "weighted": slice(0, None),
 }
-# The features of an encoder-decoder, which returns only the embeddings and last states of a source.
+# The features of an encoder-decoder are fewer, because its encoder returns only the embeddings and
+# the last states.
 _SOURCE_FEATURES = ("embeddings", "last", "concat-embeddings-last")
 
 
@@ -56,7 +57,7 @@ class FeatureBased(FineTuning):
     lstm_width: int = 768  # width of both directions together, in each of the two layers
 
     def __post_init__(self):
-        # In front of the base class's checks, which refuse a loss for a frozen language model.
+        # Before the checks of the base class, so that they refuse a loss for a frozen model.
         self.frozen = self.frozen or bool(self.features)
         super().__post_init__()
         if self.lstm_width < 2 or self.lstm_width % 2:

@@ -236,7 +236,7 @@ class ZeroShot:
         self.multi_label = multi_label or len(labels) == 1
         self._task = task
         self._classes = _classes(task.names, self.multi_label)
-        self._max_tokens = task.length - task.marks.count(2)  # of a premise and its hypothesis
+        self._max_tokens = task.length - task.marks.count(2)
         texts = [template.replace("{}", label) for label in labels]
         self._hypotheses = task.tokenizer.encode(texts)
         for text, ids in zip(texts, self._hypotheses):
@@ -249,6 +249,7 @@ class ZeroShot:
     def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
         """Returns an example for each label of each line. Only the premise is cut."""
         premises = self._task.tokenizer.encode([line for _, line in lines]) if lines else []
+        # Only the premise is cut, because without its whole hypothesis a label has no meaning.
         rooms = [self._max_tokens - len(ids) for ids in self._hypotheses]
         return [
             Unlabelled(

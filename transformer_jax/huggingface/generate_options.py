@@ -45,7 +45,8 @@ _WITHOUT_EFFECT = {
     "num_return_sequences": (None, 1),
 }
 # {option of a call of `generate` rather than of the run: (flag of our program, value without
-# effect)}, for a decoder without an encoder. The last ones matter only if tokens are sampled.
+# effect)}, for a decoder without an encoder. The last ones are listed apart, because they only
+# matter if tokens are sampled.
 _FLAGS = {
     "max_new_tokens": ("max_tokens", None),
     "repetition_penalty": ("repetition_penalty", 1.0),
@@ -98,7 +99,7 @@ def decode_keys(options: dict) -> dict:
     if options.get("min_new_tokens"):  # which replaces min_length, and does not count the end token
         min_length = options["min_new_tokens"] + 1
     beams = _beams(options)
-    early_stopping = beams.pop("early_stopping")  # the last of the flags in a message
+    early_stopping = beams.pop("early_stopping")  # so that it is the last flag in a message
     return dict(
         **beams,
         # max_length counts the start token of the decoder. Without both options the result is 0, by
@@ -120,7 +121,7 @@ def causal_keys(options: dict) -> dict:
     neutral = dict(no_repeat_ngram=0, force_end=False, renormalize=False)
     keys = {key: value for key, value in constraints.items() if neutral.get(key) != value}
     if options.get("min_new_tokens"):
-        # Ours counts the end token.
+        # 1 more, because our minimum counts the end token.
         keys["min_length"] = options["min_new_tokens"] + 1
     return keys | (_beams(options) if options.get("num_beams", 1) > 1 else {})
 
@@ -173,7 +174,7 @@ def _ids(options: dict, key: str) -> tuple[int, ...]:
     ids = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     if not all(type(i) is int for i in ids):
         raise UserError(f"{key}={options[key]!r}: must be an id or a list of ids")
-    # Some checkpoints write -1 for "none".
+    # Negative ids are left out, because some checkpoints write -1 for "none".
     return tuple(dict.fromkeys(i for i in ids if i >= 0))
 
 

@@ -32,7 +32,7 @@ from transformer_jax.layers.low_rank import Adapters
 # adapters of other modules, such as embeddings, in another way.
 _LAYOUTS = ("linear", "linear_merge", "same", "conv1d", "conv1d_merge")
 
-Tree = dict  # of dicts of arrays
+Tree = dict
 Pair = tuple[Float[np.ndarray, "r I"], Float[np.ndarray, "O r"]]
 
 
@@ -71,7 +71,8 @@ class Module:
         """Returns the adapters of the parts as one adapter of the module."""
         pairs = [part.pair for part in self.parts]
         first, _ = next(pair for pair in pairs if pair is not None)
-        # Adapters that come from PEFT share A. They are written as they were, with their own rank.
+        # Parts with the same A keep its rank, so that adapters that come from PEFT are written as
+        # they were read.
         if all(pair is not None and np.array_equal(pair[0], first) for pair in pairs):
             return first, np.concatenate([b for _, b in pairs])
         pairs = [
@@ -192,7 +193,7 @@ _KEYS = frozenset(
     "layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_config "
     "megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern "
     "revision runtime_config target_modules target_parameters task_type trainable_token_indices "
-    # These two change how adapters are trained, not what they compute.
+    # These two are allowed, because they change how adapters are trained, not what they compute.
     "monteclora_config velora_config".split()
 )
 # Initial values of adapters that leave the base model as it is. The others (PiSSA, OLoRA, LoftQ,
@@ -240,7 +241,8 @@ def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
             end: _whole(lora.alpha * rank / lora.rank) for end, rank in ranks.items()
         },
         "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
-        # PEFT finds Conv1D modules, whose kernels are transposed, by itself.
+        # False also for the transposed kernels of Conv1D, because PEFT finds such modules by
+        # itself.
         "fan_in_fan_out": False,
         "bias": "none",
         "lora_dropout": 0.0,
@@ -330,7 +332,8 @@ class Stored:
         for name, (_, *ours) in self.table.items():
             count = len(at(params, ours[0])) if tensors.is_stack(name) else 0
             names = [tensors.layer_name(name, i) for i in range(count)] or [name]
-            # A tensor that is stored whole, rather than as an adapter, was trained directly.
+            # A tensor that is stored whole, rather than as an adapter, was trained directly, so
+            # that it must be trained and saved here as well.
             if left.issuperset(names):
                 left -= {*names}
                 trained += [path for path in ours if path.partition("/")[0] not in heads]
@@ -368,7 +371,8 @@ class Stored:
 
     def _alpha(self, module: str) -> float:
         """Returns the alpha of a module, by the first pattern that matches its name."""
-        # Patterns are of the names in PEFT's base model, which start with the family's prefix.
+        # The name in the file is matched, because patterns are of the names in PEFT's base model,
+        # which start with the family's prefix.
         _, stored_name = self.sources[f"{module}.lora_A.weight"]
         name = stored_name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
         for pattern, value in (self.content.get("alpha_pattern") or {}).items():
@@ -392,7 +396,7 @@ class Stored:
             if name not in self.sources:
                 raise UserError(f"{self.folder}: missing from the weights: {name}")
             file, stored_name = self.sources[name]
-            # In float32, in which adapters are trained, whatever the file has.
+            # float32, because adapters are trained in it, whatever dtype the file has.
             pair.append(np.empty(file.get_slice(stored_name).get_shape(), np.float32))
             tensors.fill(f"{self.folder}: {name}", pair[-1:], file, stored_name)
         return tuple(pair)

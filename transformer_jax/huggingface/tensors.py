@@ -240,15 +240,15 @@ def first_rows(params, names: tuple[str, ...], count: int):
 
 # Only safetensors are read, because a pickled file can run code when it is loaded.
 
-# {suffix of a name in an early checkpoint: suffix today}. Such checkpoints are still published, and
-# transformers renames their tensors as it reads them.
+# {suffix of a name in an early checkpoint: suffix today}. Early checkpoints are renamed, because
+# they are still published and transformers does so, too.
 _RENAMED = {
     r"LayerNorm\.gamma": "LayerNorm.weight",
     r"LayerNorm\.beta": "LayerNorm.bias",
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
 }
-# Tensors of other dtypes, such as those of quantized checkpoints, are not weights by themselves.
+# Other dtypes are refused, because tensors of quantized checkpoints are not weights by themselves.
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 8  # tensor names in an error message, which would otherwise list a whole checkpoint
@@ -329,7 +329,8 @@ def listed(names: Iterable[str]) -> str:
 
 def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
     """Fills the views with one tensor of a safetensors file, split along its last axis."""
-    # A slice reads only the header. Shape and dtype are checked before the values are loaded.
+    # A slice reads only the header, so that a wrong shape or dtype is refused before gigabytes are
+    # loaded.
     header = file.get_slice(name)
     *leading, last = parts[0].shape
     shape = (*leading, last * len(parts))
@@ -379,7 +380,7 @@ def write(
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         tensors[name] = np.ascontiguousarray(joined)
     try:
-        # transformers refuses a file without this metadata.
+        # With this metadata, because transformers refuses a file without it.
         save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{folder}: can't be written ({error})") from None

@@ -67,6 +67,7 @@ def padded(rows: Sequence[Sequence], length: int, num_rows: int | None = None) -
     `rows`.
     """
     shape = next((np.shape(values[0]) for values in rows if len(values)), ())
+    # int32, because JAX would convert NumPy's int64 to it anyway, with a copy.
     array = np.zeros((num_rows or len(rows), length, *shape), np.int32)
     for row, values in enumerate(rows):
         array[row, : len(values)] = values

@@ -223,7 +223,8 @@ class BeamSearch:
             return (jnp.sum(~running) < free) & jnp.all(~running | (search.lengths < search.slots))
 
         def write(search):
-            # -1 in a free row, which reads an arbitrary token without any effect.
+            # The index is -1 in a free row, which is harmless, because nothing reads what such a
+            # row writes.
             last = (search.lengths - 1)[:, None, None]
             tokens = jnp.take_along_axis(search.open.ids, last, axis=2)[..., 0]
             logits, state = step(search.state, tokens)
@@ -322,8 +323,8 @@ class BeamSearch:
 
         is_end = jnp.isin(token, np.array(self.ends))
         ends = is_end & live
-        # transformers lets only the `beam` likeliest candidates end, and ends them at the limit,
-        # too.
+        # As in transformers, only the `beam` likeliest candidates end, and all of them do at the
+        # limit.
         if self.early_stopping != "exact":
             at_limit = (length + 1 == search.limits)[:, None] & live
             ends = (ends | at_limit) & (jnp.arange(num_candidates) < beam)
@@ -447,7 +448,8 @@ class BestContinuations:
         length = min(rounded_up(max(lengths), _LENGTH_MULTIPLE), slots)
         room = min(rounded_up(max(limits), _LENGTH_MULTIPLE), slots)
         missing = size - len(prompts)
-        # Rows that pad the batch have the limit 0, so they count as free.
+        # Rows that pad the batch have the limit 0, so that they count as free and the loop does not
+        # wait for them.
         inputs = (
             padded(prompts, length, size),
             np.array(lengths + [1] * missing, np.int32),
@@ -460,13 +462,14 @@ class BestContinuations:
     ) -> list[ScoredContinuation]:
         """Returns the continuations of a prompt."""
         rows = outputs.tokens(ends)
-        # Decoded without its prompt, a continuation may lose its first space.
+        # Decoded with its prompt, because a continuation may lose its first space without it.
         start, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
             ScoredContinuation(
                 text[len(start) :],
                 len(ids),
-                # `tokens` removes an end token, so equal lengths mean that there was none.
+                # Compared before and after `tokens`, because that removes an end token, if there
+                # was one.
                 "length" if len(ids) == length else "end",
                 float(score),
             )

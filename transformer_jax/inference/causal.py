@@ -86,8 +86,8 @@ class Scorer:
         texts = self.tokenizer.encode([context + continuation for context, continuation in pairs])
         pairs_of_ids = []
         for ids, context_ids in zip(texts, self.tokenizer.encode(contexts)):
-            # The whole text is encoded at once, as in training. Its first tokens may differ from
-            # those of the context alone, so the split is where the two begin to differ.
+            # The split is where the ids begin to differ, because the whole text is encoded at once,
+            # as in training, and its first tokens may differ from those of the context alone.
             border = len(os.path.commonprefix([ids, context_ids]))
             pairs_of_ids.append((self.with_start(ids[:border]), ids[border:]))
         return pairs_of_ids

@@ -42,7 +42,7 @@ def corrected(
     pairs = is_residue[:, None, :, None] & is_residue[:, None, None, :]  # (B, 1, P, P)
     # float32, because sums over all pairs and a difference of similar numbers follow.
     maps = jnp.where(pairs, weights.astype(jnp.float32)[..., 1:-1, 1:-1], 0)
-    # Contacts are symmetric, and attention is not.
+    # Symmetrized, because contacts are symmetric and attention is not.
     maps = maps + jnp.swapaxes(maps, -1, -2)
     rows = maps.sum(axis=-1, keepdims=True)
     columns = maps.sum(axis=-2, keepdims=True)

@@ -43,7 +43,8 @@ class Reader:
     placement: Placement
 
     def __post_init__(self):
-        # Raises the error for a tokenizer without special tokens now, not at the first text.
+        # Called for its error about a tokenizer without special tokens, so that it is raised now
+        # and not at the first text.
         batching.text_frame(self.model, self.tokenizer)
 
     def fill(
@@ -63,6 +64,8 @@ class Reader:
             for chunk in chunks(enumerate(texts, 1), self.batch):
                 parts = [self._masked_parts(number, text, treatment) for number, text in chunk]
                 fillings = []
+                # Parts of several texts share a batch, because a long text has many parts and most
+                # have one.
                 for rows in chunks(itertools.chain.from_iterable(parts), self.batch):
                     fillings += self._fillings(params, rows, top_k)
                 fillings_of_parts = iter(fillings)
@@ -83,7 +86,7 @@ class Reader:
         if treatment.way == "skip":
             return []
         parts = arguments.split(text, self._encode_masked, self._max_tokens)
-        # Parts without a mask have nothing to fill.
+        # Only parts with masks are read, because the others have nothing to fill.
         return [part for part in parts if mask in part]
 
     def _encode_masked(self, texts: list[str]) -> list[list[int]]:
@@ -146,7 +149,8 @@ class Reader:
             return
         tokens, segments = self._padded(rows)
         states = hosts.run(Reader._states, self, params, tokens, segments, layers)
-        # On accelerators the states are bfloat16, which NumPy itself does not have.
+        # float32, because the states are bfloat16 on accelerators, which NumPy itself does not
+        # have.
         states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
             count = len(ids) + self._num_special

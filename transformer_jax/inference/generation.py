@@ -219,7 +219,8 @@ def sample(
                 texts.lengths - fixed.prompts,
                 fixed.whole - fixed.prompts,
             )
-            # Constraints are written for the K hypotheses of a beam search; a sampled text is one.
+            # The axis of length 1 is there because constraints are written for the K hypotheses of
+            # a beam search.
             logits = constraints(logits[:, None].astype(jnp.float32), written, ends)[:, 0]
         token = how.draw(logits, texts.seen, keys)
         live = ~texts.ended & ~jnp.isin(token, np.array(ends))
@@ -434,7 +435,8 @@ class _Batch:
             )
         lengths = self._lengths()
         is_full = lengths - self.starts >= self.model.window
-        # A text that stopped neither at the end of its window nor at its limit has come to its end.
+        # A text that filled neither its window nor its limit has ended by itself, since only then
+        # do the steps end early.
         self.done |= ~(is_full & (lengths < self.max_lengths))
 
     def _window(self, keys: np.ndarray) -> tuple["Window", int]:
@@ -452,7 +454,8 @@ class _Batch:
         num_before[live] = self.starts[live]
         limits = np.ones(size, np.int32)
         limits[live] = np.minimum((self.max_lengths - self.starts)[live], max_length)
-        # A short text needs no cache of full length. After the first window, all have one shape.
+        # A short text needs no cache of full length, which each step would read. After the first
+        # window, all windows have one shape, so that nothing is recompiled.
         slots = max_length
         if not num_before.any():
             slots = min(rounded_up(limits.max(), LENGTH_MULTIPLE), max_length)
@@ -499,7 +502,7 @@ class _Batch:
         """Returns each continuation up to its first stop string, and the index of the latter in the
         continuation, or None.
         """
-        # Decoded without its prompt, a continuation may lose its first space.
+        # Decoded with its prompt, because a continuation may lose its first space without it.
         texts = self.tokenizer.decode(self.ids)
         outputs = [text[len(prompt) :] for text, prompt in zip(texts, self.prompts)]
         found = [[output.find(text) for text in self.request.stop] for output in outputs]
@@ -569,7 +572,8 @@ class Programs:
         fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
         rules = dict(how=how, ends=self.ends, constraints=self.constraints)
         texts = split(sample(step, texts, fixed, steps, **rules))
-        # The host reads these three after each call; the others stay split over the devices.
+        # Only these three are gathered, because the host reads them after each call. The others, of
+        # which the KV cache is by far the largest, stay split over the devices.
         ids, lengths, ended = gathered((texts.ids, texts.lengths, texts.ended))
         return texts._replace(ids=ids, lengths=lengths, ended=ended)
 
@@ -605,7 +609,7 @@ def best_of(
     """
     if n < 1:
         raise UserError(f"best_of={n}: must be at least 1")
-    # A stream of prompts is never held as a whole: each is repeated, continued, and scored in turn.
+    # A stream of prompts may be endless, so each is repeated, continued, and scored in turn.
     repeated = (prompt for prompt in arguments.as_texts(prompts) for _ in range(n))
     to_score, to_continue = itertools.tee(repeated)
     drawn = zip(to_score, generate(to_continue))

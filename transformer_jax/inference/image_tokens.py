@@ -79,7 +79,7 @@ class CodeSampler:
         """Returns the image tokens of one image for each of the `classes`, which count from 0."""
         rows = placement.rows(len(classes))
         first = np.zeros(rows, np.int32)
-        # In the vocabulary, the class tokens come after the image tokens.
+        # Shifted, because the class tokens come after the image tokens in the vocabulary.
         first[: len(classes)] = classes + self.num_codes
         key = jax.random.key(seed)
         # The temperature is traced, so that another one needs no compilation.

@@ -11,7 +11,7 @@ from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.inference.static_vectors import StaticVectors, normalised
 from transformer_jax.storage import buckets
 
-_NUM_STATIC = 8  # neighbors by embedding
+_NUM_STATIC = 8
 _ROUNDING = 1e-5  # cosines that differ by less count as equal, because float32 rounds them
 # Words in a text carry punctuation, which the word that the user names does not.
 _PUNCTUATION = "\"'.,;:!?()"
@@ -108,7 +108,7 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     if len(set(numbers)) < 2:
         raise UserError(f"--word={word}: fewer than two of the texts have this word")
     # The states of a Transformer share a large mean, which would make all cosines large.
-    centered = np.stack(states, axis=1) - (total / count)[:, None]  # (layers + 1, N, M)
+    centered = np.stack(states, axis=1) - (total / count)[:, None]
     cosines = _cosines(centered, centered)
     is_same = np.equal.outer(numbers, numbers)
     return Neighbours(
@@ -139,7 +139,7 @@ def _token_indices(tokenizer, pieces: list[str], text: str, word: str) -> list[l
         return []
     start = int(pieces[0] != tokenizer.pieces(ids[:1])[0])  # skips a special token in front
     words, word_of_token = tokenizer.words(ids)
-    # The end of a text that is too long was not read.
+    # Cut like the states, because the end of a text that is too long was not read.
     word_of_token = np.array(word_of_token)[: len(pieces) - start]
     numbers = [n for n, name in enumerate(words) if _plain(name) == _plain(word)]
     indices = [(np.flatnonzero(word_of_token == number) + start).tolist() for number in numbers]

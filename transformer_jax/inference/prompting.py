@@ -108,6 +108,7 @@ def _of_json(cls, values, where: str):
         if not isinstance(value, fields[key].type):
             kind = _TYPE_NAMES.get(fields[key].type, "a text")
             raise UserError(f"{where}: {key} must be {kind}")
+    # Only the first field has no default.
     if (first := next(iter(fields))) not in values:
         raise UserError(f"{where}: {first} is missing")
     choices = values.get("choices", [])
@@ -216,6 +217,8 @@ def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
 def _accuracies(prompts: Prompts, predictions: list[str]) -> dict[str, Any]:
     by_output = collections.defaultdict(list)
     for item, prediction in zip(prompts.items, predictions):
+        # Stripped on both sides, because outputs in a file may have spaces around them, and
+        # generated completions have none.
         by_output[item.output].append(prediction.strip() == item.output.strip())
     results = {"accuracy": float(np.mean(sum(by_output.values(), [])))}
     if prompts.choices:
@@ -252,8 +255,9 @@ def _texts(task, prompts: Prompts, shots: int, room: int) -> tuple[list[str], in
     """
     texts, shortened = [], 0
     for number, item in enumerate(prompts.items):
-        # Seeding by the item's index makes its examples independent of the other items. The k
-        # examples are the first k of the k + 1 that the item is shown with one more shot.
+        # Seeded by the item's index, so that its examples do not depend on the other items. A
+        # permutation is cut, so that the k examples are the first k of the k + 1 with one more
+        # shot.
         random = np.random.default_rng([prompts.seed, number])
         examples = [prompts.examples[i] for i in random.permutation(len(prompts.examples))[:shots]]
         candidates = _Candidates(task, prompts, item, examples)
@@ -303,7 +307,7 @@ def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
         num_tokens = likelihood.tokens if prompts.normalize == "length" else 1
         scores.append(likelihood.log_prob / num_tokens)
     if prompts.normalize == "unconditional":
-        # Items often share their choices, each of which needs to be scored only once.
+        # Each distinct choice is scored once, because items often share their choices.
         distinct = list(dict.fromkeys(choice for _, choice in pairs))
         alone = [(prompts.answer_context, choice) for choice in distinct]
         priors = dict(zip(distinct, task.log_likelihoods(params, alone)))

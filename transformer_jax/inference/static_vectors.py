@@ -87,7 +87,7 @@ class StaticVectors:
 
     def _nearest(self, vector, excluded: list[int], count: int) -> list[tuple[str, float]]:
         cosines = self.unit @ normalised(vector)
-        # The vectors of special tokens are those of no word: many are never trained.
+        # Special tokens are left out, because they are no words and many are never trained.
         cosines[self.tokenizer.special] = -np.inf
         # Otherwise the words of the question would be the nearest ones.
         cosines[excluded] = -np.inf

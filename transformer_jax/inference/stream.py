@@ -95,8 +95,8 @@ class Stream:
             ids, positions, segments = split_rows(tuple(source))
             inputs = Inputs(ids, positions=positions, segment_ids=segments)
             encoder_output = self.model.apply({"params": params}, inputs, method="encode")
-            # The encoder's rows are packed and the decoder's are not, so a source may move to
-            # another device. Hence the gather before the rows are split again.
+            # Gathered before the rows are split again, because the encoder's rows are packed and
+            # the decoder's are not, so that a source may move to another device.
             encoder_output = gathered(encoder_output.reshape(ids.size, -1))
             where = split_rows(where)
             # Padding is filled with 0, because attention multiplies the values that it masks by 0:
@@ -172,7 +172,7 @@ def _split_by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V
 
     Each device then needs only its own part of the output embeddings.
     """
-    # A vocabulary that the mesh does not divide cannot be split.
+    # XLA cannot split a vocabulary that the mesh does not divide, so it is left whole.
     if logits.shape[-1] % sharding.parts("vocab"):
         return logits
     return sharding.constrain(logits, "batch", *[None] * (logits.ndim - 2), "vocab")
@@ -233,10 +233,13 @@ class _Queue:
         """Yields the inputs that are done, and frees their rows."""
         for row in np.flatnonzero((self.in_row >= 0) & ~self.running):
             yield int(self.in_row[row]), self.best.row(int(row))
+        # Free rows never run, so that this also leaves them free.
         self.in_row[~self.running] = -1
 
     def _read(self) -> None:
         """Encodes the next inputs of the queue, as many as fit in the packed rows."""
+        # Those that do not fit after all stay in the queue, because how many do depends on their
+        # lengths.
         numbers = list(itertools.islice(self.queue, self.stream.places))
         length = self._length(numbers)
         rows, width = self.stream.packed_shape(length)

@@ -77,7 +77,7 @@ class Constraints:
         if self.no_repeat_ngram:
             log_p = without_repeats(log_p, written.text, written.lengths, self.no_repeat_ngram)
         words = [*self.bad_words, *((token,) for token in self.never)]
-        # Words of one length are compared together, as one array.
+        # One word length at a time, so that all words of it are compared as one array.
         for size in sorted({len(word) for word in words}):
             same_size = np.array([word for word in words if len(word) == size])
             log_p = without_words(log_p, written, same_size)

@@ -24,7 +24,7 @@ from transformer_jax.scores.predictions import Measure
 
 # --------------------------------------------------------- translating lines of text by beam search
 
-WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
+WAYS = ("split", "truncate", "skip", "refuse")
 
 # Batches of lines that are read ahead and sorted by length together: sorting saves padding, and
 # reading ahead only so far bounds the memory and the wait for the first line.
@@ -73,6 +73,7 @@ class Translator:
                 f"config.decode.beam={self.decode.beam}: must be at least {n_best}, "
                 "the number of translations of each line"
             )
+        # The message names the limit that binds, because only raising that one helps.
         key = f"config.task.source_length={self.source_length} less the end"
         if self._room <= self.source_length:
             ends = "the end" if self.decode.max_length else "config.decode.max_extra and the end"

@@ -67,7 +67,7 @@ def _show(axes, picture: np.ndarray) -> None:
 
 # ------------------------------------- a figure of corrupted texts, as used in denoising objectives
 
-_LINE = 96  # characters
+_LINE = 96
 _INCHES = 0.083  # width of a character
 _COLORS = "rainbow"
 _NOISE_COLOR = "lightgrey"
@@ -132,7 +132,8 @@ def contact_maps(
     """
     panels = {"predicted": probabilities} | ({} if touch is None else {"true": touch})
     figure = new_figure((0.8 + 4.2 * len(panels), 4.6), title)
-    # Residues count from 1, and a pixel reaches half a unit to both sides.
+    # Half a unit more at both ends, because residues count from 1 and a pixel is centered on its
+    # number.
     edges = (0.5, len(probabilities) + 0.5)
     for axes, (name, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items()

@@ -151,7 +151,7 @@ def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
     drawn = axes.barh(ticks, [number for _, number in values])
     axes.bar_label(drawn, fmt="%.2f", padding=3)
     axes.set(xlabel=label, xlim=(0, 1.1), yticks=ticks, yticklabels=names)
-    # matplotlib counts bars from the bottom.
+    # Inverted, because matplotlib counts bars from the bottom.
     axes.invert_yaxis()
     return figure
 

@@ -71,8 +71,8 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
         ylabel="cosine",
         ylim=(-1.05, 1.05),
     )
-    # The squared singular values of centered vectors are, up to a factor, the variances of their
-    # principal components.
+    # A singular value decomposition is enough, because the squared singular values of centered
+    # vectors are, up to a factor, the variances of their principal components.
     variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
     shares = np.cumsum(variances) / max(variances.sum(), 1e-12)
     right.plot(np.arange(1, len(variances) + 1), shares)
@@ -89,8 +89,8 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
 
 # ------------------------------------------------------ the figure of a word's neighbors by context
 
-_MAX_ROWS = 12  # occurrences that are listed
-_WIDTH = 62  # characters of a text
+_MAX_ROWS = 12
+_WIDTH = 62
 
 
 def neighbours(

@@ -53,11 +53,11 @@ def never_silent(seconds: float = 60.0) -> Iterator[None]:
 
     def watch():
         while not ended.wait(max(_printed + seconds - time.monotonic(), 0.0)):
-            # A line may have been printed while this thread was waiting.
+            # Checked again, because a line may have been printed while this thread was waiting.
             if time.monotonic() - _printed >= seconds:
                 say(f"still {_doing[-1]}")
 
-    # A daemon does not keep a program alive that fails.
+    # A daemon, because it must not keep a program alive that fails.
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:

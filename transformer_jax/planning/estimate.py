@@ -89,7 +89,8 @@ def _jaxpr_flops(jaxpr) -> float:
             kernel = equation.invars[1].aval.shape
             features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
             output = equation.outvars[0].aval.shape
-            # Each output is computed with the part of the kernel for its own feature.
+            # Divided by the features, because each output uses only the part of the kernel for its
+            # own.
             total += 2 * math.prod(output) * math.prod(kernel) / features
         iterations = equation.params.get("length", 1) if name == "scan" else 1
         inner = jax.extend.core.jaxprs_in_params(equation.params)
@@ -234,7 +235,8 @@ def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
 
     They include the products that full rematerialization repeats.
     """
-    # Full rematerialization repeats the forward pass, a third of forward and backward together.
+    # A third, because full rematerialization repeats the forward pass, which is a third of forward
+    # and backward together.
     repeated = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
     return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices
 
@@ -312,6 +314,7 @@ class Estimate:
 def arguments(program) -> dict[str, int]:
     """Returns the bytes per device of a step's arguments, by purpose."""
     state = program.state
+    # With the optimizer state, because they are small and need no line of their own.
     counters = (state.step, state.metrics, state.skipped, state.last_skipped, state.memory)
     carry = {} if state.carry is None else {"carry": bytes_per_device(state.carry)}
     return {
@@ -334,6 +337,7 @@ def estimate(config, task, program) -> Estimate:
         flops=task.flops(0) * config.train.batch,
         consumers=arguments(program),
     )
+    # The time includes lowering, because tracing a large model takes long as well.
     started = time.monotonic()
     try:
         with lowering(program.mesh):
@@ -367,7 +371,8 @@ def chip_of(device) -> hardware.Chip | None:
     chip = hardware.of(device.device_kind)
     if chip is None or device.platform != "gpu":
         return chip
-    # JAX allocates three quarters of a GPU's memory, or XLA_PYTHON_CLIENT_MEM_FRACTION of it.
+    # Not the whole memory, because JAX allocates three quarters of a GPU's, or
+    # XLA_PYTHON_CLIENT_MEM_FRACTION of it.
     taken = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75)) * chip.memory
     try:
         taken = (device.memory_stats() or {}).get("bytes_limit", taken)
@@ -385,7 +390,7 @@ def live_bytes(memory, platform: str) -> int:
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
-        # Donated arguments are among the outputs, too, and need their memory once.
+        # Subtracted, because donated arguments are among the outputs, too.
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )

@@ -26,7 +26,7 @@ _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16} | {
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\]})]) ([a-z][\w\-]*)\(")
-# The optional part is that of 8-bit floats, such as f8e4m3fn.
+# The optional part is for 8-bit floats, such as f8e4m3fn, whose names say more than their size.
 _SHAPE = re.compile(r"\b(pred|bf16|[sufc]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -123,8 +123,8 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _executions(computations: dict[str, list[str]], entry: str) -> collections.Counter:
     """Returns the number of executions of each computation in one run of the program."""
     calls = {name: list(_calls(lines, computations)) for name, lines in computations.items()}
-    # In a topological order, the number of executions of a computation is complete before those of
-    # the computations that it calls are computed from it.
+    # In a topological order, because the number of executions of a computation must be complete
+    # before those of the computations that it calls are computed from it.
     order = []
     seen = set()
 
@@ -204,9 +204,11 @@ def _collectives_in(
             sizes = sizes[:1]
         size = sum(sizes)
         if op == "reduce-scatter":
-            # The shape is that of a device's part, but the whole array has been reduced.
+            # Multiplied, because the shape is that of a device's part, but the whole array is
+            # reduced.
             size *= devices
-        # On a TPU, a reduce-scatter appears as a fusion of an all-reduce and a slice.
+        # Recognized by its name, because a reduce-scatter appears on a TPU as a fusion of an
+        # all-reduce and a slice.
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         yield Collective(kind, 1, int(size), devices, hosts)

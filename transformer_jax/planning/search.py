@@ -221,7 +221,7 @@ def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
         task = make_task(mesh.of(config))
         try:
             consumers = arguments(Program.of(mesh.of(config), task, devices))
-        except UserError:  # the mesh does not divide a parameter
+        except UserError:  # the mesh does not divide a parameter, so it is no candidate
             continue
         taken = sum(consumers.values())
         if taken > chip.memory:

@@ -43,7 +43,7 @@ def prepare_gpu(name: str) -> None:
     sizes(name)
     if installed_plugin() is None:
         raise UserError(f"--topology needs the GPU compiler: {_install()}")
-    # Compiling needs no GPU. If this machine has one, it is left free.
+    # The CPU, because compiling needs no GPU: if this machine has one, it is left free.
     os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
 
 
@@ -73,7 +73,8 @@ def gpu_devices(name: str) -> list:
             target_config=target(chip, installed_plugin()),
         )
     except NotImplementedError:
-        # jax only logs why it ignores a plugin. The likely reason is that its release differs.
+        # The message names the likely reason, another release, because jax only logs why it ignores
+        # a plugin.
         raise UserError(
             f"--topology={name}: jax ignores the GPU compiler that is installed: {_install()}"
         ) from None
@@ -211,7 +212,7 @@ def devices(name: str) -> list:
     from jax.experimental import topologies
 
     sides = _sides(name)
-    # On a v4, jax sees both cores of a chip as one device.
+    # Without this option there would be two devices, but jax sees both cores of a v4 chip as one.
     options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     if math.prod(sides) < 4:  # fewer than a host has, of which libtpu must be told
         options["chips_per_host_bounds"] = tuple(sides) + (1,) * (3 - len(sides))

@@ -208,7 +208,7 @@ def advice(
     advised = _sharded_state(config, task, program, estimate)
     if estimate.fits is False:
         advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"])
-    # Several evaluations may have the same remedy, which is named once.
+    # A dict removes duplicates, because several evaluations may have the same remedy.
     advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
     # The data and sequence axes hold copies of the state, so these devices count once.
     total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
@@ -228,7 +228,8 @@ def _sharded_state(config, task, program, estimate: Estimate) -> list[str]:
     sizes = program.mesh.shape
     rows = sizes["data"] * sizes["fsdp"]
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
-    # A state that takes a twentieth of the memory is not what the run lacks.
+    # No advice if the state takes up to a twentieth of the memory, because too little would be
+    # saved.
     if sizes["data"] == 1 or state <= 0.05 * estimate.chip.memory:
         return []
     sharded = _with(config, task, program, {"mesh.data": 1, "mesh.fsdp": rows})
