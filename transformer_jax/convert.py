@@ -137,6 +137,7 @@ def from_hf(folder, target, overrides=()) -> None:
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
     """Raises UserError if the tokenizer has more tokens than the model."""
+    # Such ids would read beyond the embedding table, where JAX returns NaN.
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens: must be at most "

@@ -89,6 +89,7 @@ def _in_context(options) -> dict:
     from transformer_jax.inference import prompting
 
     prompts = prompting.read(options.prompts)
+    # Checked before the run is opened, which takes much longer.
     shots = _shots(options, len(prompts.examples))
     task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]

@@ -161,6 +161,7 @@ def _suggest_chat(tokenizer) -> None:
     from transformer_jax.data.tokenizers import ChatTokenizer
     from transformer_jax.pictures.progress import say
 
+    # Plain text is still continued, because that is what the command asks for.
     if isinstance(tokenizer, ChatTokenizer):
         say("this run was trained on conversations; --chat replies, this continues plain text")
 

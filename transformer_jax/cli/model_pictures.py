@@ -31,6 +31,7 @@ def positions(task=None, params=None, folder: str = ""):
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
     kind = task.config.model.get("positions", "none")
+    # Rotary positions turn queries and keys, so that no vector is added to the embeddings.
     if kind in ("none", "rotary") or task.model.modality != "tokens":
         name = task.config.model.name
         raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")

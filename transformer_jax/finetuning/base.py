@@ -360,6 +360,7 @@ class FineTuning(Definition, Task):
         The arrays of the batch are (..., L), and all axes but the last are flattened to rows.
         """
         batch = self._flat(batch)
+        # Two keys, so that the dropout of the head does not repeat that of the encoder.
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
         # A frozen encoder has no dropout either, because its hidden states are fixed features.
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)

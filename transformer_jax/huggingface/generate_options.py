@@ -280,6 +280,7 @@ def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     content = {
         "num_beams": decode.beam,
         "length_penalty": decode.alpha,
+        # Always written, because without a limit transformers stops after 20 tokens.
         "max_length": decode.max_length + 1 if decode.max_length else min(window, _MAX_LENGTH),
         "min_length": decode.min_length,
         "early_stopping": early_stopping[decode.early_stopping],

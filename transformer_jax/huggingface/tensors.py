@@ -210,6 +210,7 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
         if not is_stack(name):
             arrays_of[name] = [convert(array) for array in arrays]
             continue
+        # strict, because arrays of one matrix with different numbers of layers mean a wrong table.
         for repeat, parts in enumerate(zip(*arrays, strict=True)):
             arrays_of[layer_name(name, repeat)] = [convert(part) for part in parts]
     return arrays_of

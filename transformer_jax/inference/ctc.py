@@ -42,6 +42,8 @@ class Decoded(NamedTuple):
 def greedy(log_probs: Float[np.ndarray, "T V"], blank: int = 0) -> Decoded:
     """Returns the sequence of the likeliest path, with the log-probability of this path."""
     path = log_probs.argmax(axis=1)
+    # The first frame has no predecessor that it could repeat. An empty utterance has no first
+    # frame.
     is_new = np.append(True, path[1:] != path[:-1]) if len(path) else np.zeros(0, bool)
     tokens = path[is_new & (path != blank)]
     return Decoded(tuple(tokens.tolist()), float(log_probs.max(axis=1, initial=-np.inf).sum()))

@@ -100,6 +100,7 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     states, numbers, total, count = [], [], 0.0, 0
     lines = [text for _, text in texts]
     for number, (pieces, text_states) in enumerate(task.features(params, lines, layers)):
+        # Summed text by text, because the states of all tokens together may not fit in memory.
         total = total + text_states.sum(axis=1)
         count += len(pieces)
         for indices in _token_indices(task.tokenizer, pieces, lines[number], word):

@@ -82,6 +82,7 @@ class StaticVectors:
     def analogy(self, words: tuple[str, str, str], count: int) -> list[tuple[str, float]]:
         """Returns the words nearest to b - a + c, without a, b and c, and with their cosines."""
         ids = [self.id_of(word) for word in words]
+        # Unit vectors, so that no word counts for more because its vector is long.
         a, b, c = self.unit[ids]
         return self._nearest(b - a + c, ids, count)
 

@@ -98,6 +98,7 @@ class Translator:
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(params, n_best)
+        # Once and not for each chunk, because it converts all parameters.
         params = self.model.for_decoding(params)
         with treatment:
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
@@ -232,6 +233,7 @@ class SequenceToSequenceUse(StatesUse):
                 f"{sum(is_long)} sentences are longer than the {max_tokens} tokens that can be "
                 "translated: their translations count as empty"
             )
+            # Kept as an empty line, so that translations and references stay pairs.
             inputs = ["" if long else line for line, long in zip(inputs, is_long)]
         tracked = track(inputs, "translating", len(inputs))
         return [best[0].text for best in self.translate(params, tracked)], references

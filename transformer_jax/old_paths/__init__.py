@@ -170,7 +170,7 @@ MOVED = {  # without the name of the package
     "inference.spelling_model": "inference.ctc",
     "inference.states": "inference.encoder",
     "inference.transcribing": "inference.ctc",
-    "inspect": "draw",  # the name of a module of the standard library
+    "inspect": "draw",  # it would hide the standard library's inspect from a program in this folder
     "layers.cells": "layers.recurrent",
     "layers.characters": "layers.convolutions",
     "layers.dot_product": "layers.masks",

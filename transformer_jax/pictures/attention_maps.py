@@ -92,6 +92,7 @@ def mean_attention(attended: Attended, title: str = "") -> "Figure":
 
 def _overview(attended: Attended, title: str) -> "Figure":
     depth, num_heads, num_queries, num_keys = attended.weights.shape
+    # Within bounds, so that a long text beside a short one does not make the maps too thin.
     panel_width = 1.25 * min(max(num_keys / num_queries, 0.6), 1.6)
     figure = new_figure((1.5 + panel_width * num_heads, 1 + 1.25 * depth), title)
     grid = figure.subplots(depth, num_heads, squeeze=False)
@@ -121,6 +122,7 @@ def _heat_maps(
     """Returns a figure of named weights (Q, K), up to four per row, with the words on both axes."""
     queries = attended.queries
     keys = attended.keys
+    # Fewer maps in a row for long texts, because the labels of their words need the width.
     num_columns = min(len(panels), 4 if len(keys) <= 16 else 2)
     num_rows = -(-len(panels) // num_columns)
     word_length = max(map(len, [*queries, *keys])) * 0.07

@@ -63,6 +63,7 @@ def curves(
                     x,
                     y,
                     label=verbatim(" ".join(filter(None, (run, name)))),
+                    # Without markers, a score that was measured once would not be seen.
                     marker="." if len(x) < 50 else None,
                     **style,
                 )

@@ -31,6 +31,7 @@ def positions(vectors: np.ndarray, title: str) -> "Figure":
     products = vectors @ vectors.T
     figure.colorbar(middle.imshow(products, cmap="viridis", interpolation="nearest"), ax=middle)
     middle.set(title="their dot products", xlabel="position", ylabel="position")
+    # A set, because two of the three are the same if there are few positions.
     for position in sorted({0, len(vectors) // 2, len(vectors) - 1}):
         right.plot(
             np.arange(len(vectors)) - position,

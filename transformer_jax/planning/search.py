@@ -215,11 +215,13 @@ def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
     policies = list(REMAT) if "remat" in config.model else ["none"]
     count = len(devices) // config.mesh.sequence
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
+        # Both axes split the rows of a batch.
         if count % (data * fsdp) or config.train.batch % (data * fsdp):
             continue
         mesh = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
         task = make_task(mesh.of(config))
         try:
+            # Once for each mesh, because the arguments do not depend on the rest of a variant.
             consumers = arguments(Program.of(mesh.of(config), task, devices))
         except UserError:  # the mesh does not divide a parameter, so it is no candidate
             continue

@@ -101,7 +101,8 @@ def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
 
 # --------------------------------------------------------------------- the report about an estimate
 
-# A run fits if its update and all programs of its evaluations do.
+# A run fits only if the programs of its evaluations do, too, because they run beside its training
+# state.
 
 _GB = 1e9
 
@@ -116,6 +117,7 @@ def lines(
 ) -> list[str]:
     """Returns the lines of the report, which ends with advice if the run does not fit."""
     helps = []
+    # `is False`, because None means that it is not known.
     if fits(estimate, evaluated) is False:
         helps = advice(config, task, program, estimate, evaluated)
     return [
