@@ -193,7 +193,8 @@ def curves(options):
     for folder in options.workdir:
         name = folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""
         runs[name] = _metrics(folder, options)
-    # Runs go by the last part of their folder, so that one of two equal names has been lost.
+    # Fewer names than folders: runs go by the last part of their folders, so that one of two equal
+    # names has been lost.
     if len(runs) < len(options.workdir):
         raise UserError(
             "--workdir: two runs of the same name; their folders must differ in the last part"

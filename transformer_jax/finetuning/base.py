@@ -397,7 +397,7 @@ class FineTuning(Definition, Task):
         return Loss(terms, counted)
 
     def group(self, path):
-        # Parameters without a group are not trained and have no optimizer state.
+        # Without a group, because parameters with one are trained and have optimizer state.
         return None if self.frozen and path[0] != "head" else super().group(path)
 
     def evaluations(self):

@@ -17,9 +17,6 @@ from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------- fine-tuned heads
 
-# They have keys in config.json and equivalents in `config.task`, for the tasks of
-# tasks/{classification,tagging,span,choice}.py.
-
 
 def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
     """Returns the keys of `config.task` for the content of config.json.

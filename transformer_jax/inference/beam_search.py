@@ -257,8 +257,9 @@ class BeamSearch:
     def best(self, search: Search) -> Outputs:
         """Returns the best hypotheses of each row, (B, n_best)."""
         unended = search.open.scores / self._penalty(search.limits)[:, None]
-        # Hypotheses without an end token rank behind all that have ended. In a continuation, they
-        # count as much as the others.
+        # Hypotheses without an end token rank behind all that have ended, because a translation
+        # that is cut off is incomplete. A continuation may end anywhere, so there they count as
+        # much.
         behind = 0 if self.continues and self.early_stopping == "exact" else _EMPTY
         ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)

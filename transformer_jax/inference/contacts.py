@@ -247,7 +247,7 @@ class Marginals:
             tokens, segments, positions = split_rows((tokens, segments, positions))
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
-            # The head is applied to the few masked positions instead of the whole row.
+            # The head is applied to the masked positions alone, because they are few of a row.
             masked = jnp.take_along_axis(hidden, positions[..., None], axis=1)
             logits = self.model.apply(variables, masked, method="logits")
             return gathered(jax.nn.log_softmax(logits))

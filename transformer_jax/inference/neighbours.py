@@ -138,7 +138,8 @@ def _token_indices(tokenizer, pieces: list[str], text: str, word: str) -> list[l
     ids = tokenizer.encode(text)
     if not ids:
         return []
-    start = int(pieces[0] != tokenizer.pieces(ids[:1])[0])  # skips a special token in front
+    # The model may have read a special token in front, which the ids of the text lack.
+    start = int(pieces[0] != tokenizer.pieces(ids[:1])[0])
     words, word_of_token = tokenizer.words(ids)
     # Cut like the states, because the end of a text that is too long was not read.
     word_of_token = np.array(word_of_token)[: len(pieces) - start]

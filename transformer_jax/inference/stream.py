@@ -26,7 +26,7 @@ from transformer_jax.layers.decoding import split
 _ROWS_PER_FREE = 32
 # Source lengths are padded to multiples of this, so that few shapes are compiled.
 _SOURCE_MULTIPLE = 16
-_ROW_LENGTH = 128  # tokens of a packed row, in which short sources share the padding
+_ROW_LENGTH = 128  # tokens of a packed row, which several short sources share to save padding
 # Slots of the KV cache beyond the length of the source, at the start. Each decoding step reads all
 # slots, so their number is doubled only when an output needs more.
 _EXTRA_SLOTS = 8

@@ -135,8 +135,8 @@ class Translator:
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
         target = self.tokenizers.target
-        # The special tokens that the search forces at the start of an output are no part of its
-        # text.
+        # Cut off, because the special tokens that the search forces at the start of an output are
+        # no part of its text.
         start = len(_first(target)) if self.decode.force_start is None else 0
         for index, outputs in stream(params, inputs, limits):
             ids = [row[start:] for row in outputs.tokens(self._ends)]

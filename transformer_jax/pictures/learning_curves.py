@@ -88,7 +88,7 @@ def _spans_decade(axes) -> bool:
     if not axes.lines:
         return False
     values = np.concatenate([line.get_ydata() for line in axes.lines])
-    # NaN stands for a metric without values, and for a run that has diverged.
+    # NaN is skipped, because it stands for a metric without values, or for a run that has diverged.
     return bool(np.nanmax(values, initial=0) >= 10 * np.nanmin(values, initial=np.inf))
 
 

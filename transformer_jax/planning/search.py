@@ -88,7 +88,8 @@ class _Search:
     def is_done(self, seconds: float) -> bool:
         """Whether a variant whose matrix products take `seconds` can no longer be the fastest."""
         times = (result.roofline.step_s for _, result in self.estimates if result.fits)
-        # No update is faster than its matrix products, and candidates come in the order of these.
+        # The search may end early, because no update is faster than its matrix products, and
+        # candidates come in the order of these.
         return len(self.estimates) == MAX_COMPILED or seconds > min(times, default=math.inf)
 
     def fits_with_fewer_microbatches(self, variant: Variant) -> bool:
