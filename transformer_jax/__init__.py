@@ -67,8 +67,10 @@ import time
 from transformer_jax import old_paths, xla_guard
 
 old_paths.install()
+# Python looks there last, so that an old module never hides one of today.
 __path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))
 STARTED = time.monotonic()  # to report the time from the command to the first step
+# Here, because XLA reads its flags once, when jax first uses it.
 xla_guard.protect()
 __version__ = "0.1.0"
 

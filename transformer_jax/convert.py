@@ -110,14 +110,16 @@ def from_hf(folder, target, overrides=()) -> None:
             raise UserError(
                 f"{folder}: with these values of config.task it is not a {family.architecture}"
             )
+        # A run that cannot be written back is refused here, before it is trained.
         family.check(config)
         task = make_task(config)
-        # Parameters that the checkpoint lacks keep their initial values.
+        # Parameters that the checkpoint lacks keep their initial values. The arrays are copied,
+        # because the others are written to, and device_get may return read-only views.
         params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
         targets = params
         if task.tokenizer is not None:
-            # The model may have more rows than the checkpoint: for special tokens that fine-tuning
-            # adds, and for padding of the vocabulary. They keep their initial values.
+            # Only the first rows are read, because the model may have more than the checkpoint: for
+            # special tokens that fine-tuning adds, and for padding of the vocabulary.
             vocab_size = family.vocab_size(hf_config)
             _check_tokenizer(folder, task.tokenizer, vocab_size)
             family.complete(task, hf_config, folder)
@@ -135,6 +137,7 @@ def from_hf(folder, target, overrides=()) -> None:
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
     """Raises UserError if the tokenizer has more tokens than the model."""
+    # Such ids would read beyond the embedding table, where JAX returns NaN.
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens: must be at most "
@@ -163,7 +166,8 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     content = family.write_config(config, task.tokenizer)
     params = jax.device_get(params)
     if task.tokenizer is not None:
-        # Leave out the rows that config.model.vocab_multiple adds.
+        # The rows that config.model.vocab_multiple adds belong to no token, and vocab_size of
+        # config.json does not count them.
         params = tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)
     files = family.tokenizer_files(task)
     options = family.generation_config(task)
@@ -261,6 +265,7 @@ def _new_folder_in_bucket(target):
         raise UserError(f"{target}: exists already; name a new folder")
     try:
         yield target
+    # BaseException, so that an interrupted conversion leaves nothing behind either.
     except BaseException:
         target.rmtree(missing_ok=True)
         raise

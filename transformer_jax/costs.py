@@ -79,6 +79,7 @@ def _published_tables():
     """
     from transformer_jax.config import load_module
 
+    # Not imported, because it is no part of the installed package.
     path = pathlib.Path(__file__).parent.parent / "benchmarks" / "published.py"
     if not path.is_file():
         raise UserError(f"{path}: no such file; the published tables need a checkout, or --config")
@@ -102,6 +103,8 @@ def _config_costs() -> None:
     num_steps, task = run.config.train.num_steps, run.task()
     flops, positions = estimate.training(task)
     sizes = estimate.parameters(task)
+    # The common rule of 6 FLOPs for each parameter and token (Kaplan et al. 2020, section 2.1), for
+    # comparison. It leaves out the products of attention that grow with the length.
     six_nd = 6 * sizes["params"] * positions
     costs = {
         **sizes,
@@ -121,6 +124,7 @@ def _config_costs() -> None:
             f"{hours:,.1f} hours of one {chip.name} at {cli.FLAGS.mfu:.0%} of its "
             f"{chip.flops / 1e12:.4g} TFLOP/s"
         )
+        # Compared with None, because 0 is a price as well.
         if cli.FLAGS.price is not None:
             costs["money"] = hours * cli.FLAGS.price
             lines.append(f"{costs['money']:,.2f} at {cli.FLAGS.price:g} an hour")

@@ -31,11 +31,11 @@ from transformer_jax import cli
 from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
 
-# The sentences of Uszkoreit 2017.
+# The sentences of Uszkoreit 2017, whose last word decides what "it" refers to.
 _SENTENCE = "The animal didn't cross the street because it was too {}."
 TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 
-_FLAGS = {  # that each picture takes, besides --output
+_FLAGS = {  # besides --output; others are refused, because a picture would ignore them
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
@@ -135,6 +135,7 @@ def coreference(options):
 
     task, params, folder = _opened(options)
     _check_attends(task, folder)
+    # An encoder if there is one, because a decoder has not read the last word when it reads "it".
     kind = "encoder" if "encoder" in task.attentions else task.attentions[0]
     arguments = dict(kind=kind) if "cross" in task.attentions else {}
     weights = [
@@ -192,11 +193,13 @@ def curves(options):
     for folder in options.workdir:
         name = folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""
         runs[name] = _metrics(folder, options)
+    # Fewer names than folders: runs go by the last part of their folders, so that one of two equal
+    # names has been lost.
     if len(runs) < len(options.workdir):
         raise UserError(
             "--workdir: two runs of the same name; their folders must differ in the last part"
         )
-    # The names of several runs are in the legends instead.
+    # Without a title for several runs, because their names are in the legends.
     title = options.workdir[0] if len(options.workdir) == 1 else ""
     panels = {name: (name,) for name in options.metrics}
     return pictures.curves(runs, panels, options.against, title)

@@ -51,6 +51,7 @@ def main() -> None:
     import jax
 
     if cli.FLAGS.devices:
+        # Before JAX first looks for devices, after which both settings have no effect.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
     from transformer_jax.runs.spec import resolve

@@ -17,7 +17,8 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-ALLOWED = (  # overrides
+# Only these keys may be overridden, because the others decide what the run has learned.
+ALLOWED = (
     "decode.",
     "data.valid_",
     "data.test_",
@@ -88,6 +89,7 @@ def _in_context(options) -> dict:
     from transformer_jax.inference import prompting
 
     prompts = prompting.read(options.prompts)
+    # Checked before the run is opened, which takes much longer.
     shots = _shots(options, len(prompts.examples))
     task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]

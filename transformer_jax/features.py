@@ -50,6 +50,7 @@ def main() -> None:
     arrays = {}
     features = task.features(params, text_lines("-"), layers, long=options.long)
     for number, (pieces, states) in enumerate(features):
+        # A view would keep the arrays of its whole batch, padding included.
         arrays[f"text_{number}"] = np.ascontiguousarray(states)
         print(json.dumps(pieces, ensure_ascii=False))
     _write(arrays, path)

@@ -34,6 +34,7 @@ def main() -> None:
 
     options = cli.FLAGS
     task, params = cli.open_run("fill", "fills masks")
+    # Otherwise jax.lax.top_k would raise an error, which names no flag.
     if options.top_k > task.tokenizer.vocab_size:
         raise UserError(
             f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens"

@@ -23,10 +23,11 @@ from transformer_jax.cli import conversation
 from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 
-# Flags that do not apply with --chat, and those that do not apply in a live conversation either.
+# Flags that are refused with --chat, and those that a live conversation refuses as well. A flag
+# without effect would leave the user in doubt about the texts.
 _TEXTS = ("beam", "n_best", "window")
 _PROMPTS = ("num_samples", "best_of")
-# Flags that do not apply with --beam.
+# Flags that are refused with --beam, which draws no tokens and never slides a window.
 _SAMPLING = (
     "num_samples",
     "best_of",
@@ -148,6 +149,7 @@ def _write(draw) -> None:
         _choose(draw, prompts)
     elif options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
+        # A tee keeps prompts from stdin a stream, of which each is printed once it is continued.
         to_print, to_continue = itertools.tee(repeated)
         _print_objects(to_print, draw(_as_turns(to_continue)))
     else:
@@ -159,6 +161,7 @@ def _suggest_chat(tokenizer) -> None:
     from transformer_jax.data.tokenizers import ChatTokenizer
     from transformer_jax.pictures.progress import say
 
+    # Plain text is still continued, because that is what the command asks for.
     if isinstance(tokenizer, ChatTokenizer):
         say("this run was trained on conversations; --chat replies, this continues plain text")
 
@@ -180,7 +183,7 @@ def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
     """Raises UserError if one of the flags `names` is given, which do not apply to `use`."""
     for name in names:
         option = cli.FLAGS[name]
-        # --window=refuse is what a beam search and a reply do anyway.
+        # --window=refuse is let through, because a beam search and a reply do just that.
         if option.present and option.value != "refuse":
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
 
@@ -197,6 +200,7 @@ def _choose(draw, prompts) -> None:
     if options.prompts:
         _print_objects(to_print, chosen)
     else:
+        # The prompt is not printed earlier, because the text is chosen only once all are complete.
         print(_before(next(to_print)) + next(chosen).text)
 
 

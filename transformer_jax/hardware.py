@@ -71,7 +71,8 @@ L4 = Chip("L4", 121 * _TERA, 24 * _GB, 300 * _GB, 32 * _GB, 100 / 8 * _GBIT, _AD
 A10G = Chip("A10G", 70 * _TERA, 24 * _GB, 600 * _GB, 32 * _GB, 100 / 8 * _GBIT, _GA102)
 RTX_4090 = Chip("RTX 4090", 165.2 * _TERA, 24 * _GB, 1008 * _GB, 32 * _GB, None, _AD102)
 
-# Chips by jax.Device.device_kind.
+# Chips by jax.Device.device_kind. Some have several names, because these depend on the release of
+# the driver and on the form of a card; `kind` returns the first one.
 _BY_KIND = {
     "TPU v4": V4,
     "TPU v5 lite": V5E,
@@ -93,7 +94,6 @@ _BY_KIND = {
     "NVIDIA GeForce RTX 4090": RTX_4090,
 }
 
-# Chips by their names on the command line.
 NAMES = {
     "v4": V4,
     "v5e": V5E,
@@ -153,17 +153,20 @@ def measured(platform: str) -> float:
         size, num_products, dtype = 1024, 1, jnp.float32
     else:
         size, num_products, dtype = 4096, 30, jnp.bfloat16
-    # This scale keeps the magnitude of the elements about constant from product to product.
+    # The scale keeps the magnitude of the elements about constant from product to product, so that
+    # 30 products in a row do not overflow.
     matrix = jax.random.normal(jax.random.key(0), (size, size), dtype) / math.sqrt(size)
 
     @jax.jit
     def multiply(x):
         return jax.lax.fori_loop(0, num_products, lambda _, y: y @ x, x)
 
+    # The first call compiles, so it is not timed.
     multiply(matrix).block_until_ready()
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
         multiply(matrix).block_until_ready()
         seconds.append(time.perf_counter() - start)
+    # The best time, because other programs can only add to it.
     return 2 * size**3 * num_products / min(seconds)

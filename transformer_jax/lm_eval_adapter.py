@@ -22,7 +22,8 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError:
-    # The module can still be imported; `main` raises an error that names the extra to install.
+    # Without the harness the module can still be imported, so that --help works and `main` can name
+    # the extra to install.
     lm_eval = None
     LM = object
 
@@ -63,7 +64,7 @@ class WorkdirLM(LM):
         """Returns log P(text) of each text."""
         max_length = self.task.model.window
         texts = self.task.tokenizer.encode([request.args[0] for request in requests])
-        prefix = self.task.with_start([])[-1]  # the token that a text follows
+        prefix = self.task.with_start([])[-1]  # the context of a text's first token
         text_numbers = []
         windows = []
         for number, ids in enumerate(texts):
@@ -71,8 +72,7 @@ class WorkdirLM(LM):
                 text_numbers.append(number)
                 windows.append(window)
         log_probs = [0.0] * len(texts)
-        # Windows of several texts are scored together. A chunk of several batches leaves room for
-        # sorting them by length.
+        # A chunk has several batches, so that the windows of several texts can be sorted by length.
         size = 16 * self.task.config.decode.batch
         with Bar("reading (windows)", len(windows)) as bar:
             for start in range(0, len(windows), size):
@@ -129,11 +129,14 @@ class WorkdirLM(LM):
                 f"and the model takes {max_length}"
             )
             max_tokens = max_length // 2
+        # do_sample=false means the likeliest token, whatever temperature a task gives beside it.
         sampling = Sampling(
             temperature=0.0 if do_sample is False else temperature, top_k=top_k, top_p=top_p
         )
+        # An empty stop string would end every text at once.
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        # The special tokens that the task puts in front of a text take room, too.
+        # The special tokens that the task puts in front of a text are subtracted, because they take
+        # room, too.
         num_prefix = len(self.task.with_start([0])) - 1
         room = max_length - max_tokens - num_prefix
         prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
@@ -161,8 +164,8 @@ def rolling_windows(
 def last_tokens(text: str, count: int, tokenizer) -> str:
     """Returns the end of the text, with at most `count` tokens."""
     while len(ids := tokenizer.encode([text])[0]) > count:
-        # A cut between the bytes of a character decodes to replacement characters. Encoding the
-        # rest again may give more tokens, hence the loop.
+        # A loop, because encoding the rest again may give more tokens. A cut between the bytes of a
+        # character decodes to replacement characters, which are no part of the text.
         text = tokenizer.decode([ids[-count:]])[0].lstrip("\ufffd")
     return text
 

@@ -26,7 +26,8 @@ from absl import flags
 
 from transformer_jax import cli
 
-ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")  # overrides
+# Only these keys may be overridden, because the others decide what the run has learned.
+ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")
 
 
 def define_flags() -> None:

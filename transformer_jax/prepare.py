@@ -27,11 +27,14 @@ def main() -> None:
     if not team.leads:
         config.data.rebuild = False  # process 0 rebuilds the data
     task = make_task(config)
+    # In turns, because the parts need the tokenizer, which is trained once and then read by the
+    # others.
     with hosts.first():
         if team.leads:
-            task.fingerprint()  # trains the tokenizer
+            task.fingerprint()  # trains the tokenizer, which all parts need
             if task.reads_source:
-                task.rows()  # records come one after the other
+                task.rows()  # here and not in parts, because records come one after the other
+    # Otherwise each process would read all files for their digests.
     text_files.share()
     with store.using(team):
         task.rows()

@@ -47,7 +47,8 @@ def _train_seeds(config) -> None:
     scores = []
     for seed in range(cli.FLAGS.seeds):
         say(f"seed {seed}")
-        # The seed decides initialization and dropout as well as the order of the data.
+        # Both seeds, because a score varies with initialization and dropout as well as with the
+        # order of the data.
         overrides = [*cli.overrides(), ("train.seed", seed), ("data.seed", seed)]
         scores.append(train(config, folder / f"seed-{seed}", overrides=overrides))
     summary = {name: spread([one[name] for one in scores]) for name in scores[0]}

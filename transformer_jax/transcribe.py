@@ -15,7 +15,8 @@ from absl import flags
 
 from transformer_jax import cli
 
-ALLOWED = ("decode.", "task.lm_", "task.length_bonus", "data.cache")  # overrides
+# Only these keys may be overridden, because the others decide what the run has learned.
+ALLOWED = ("decode.", "task.lm_", "task.length_bonus", "data.cache")
 
 
 def define_flags() -> None:
@@ -43,7 +44,7 @@ def main() -> None:
 
     options = cli.FLAGS
     task, params = cli.open_run("transcribe", "transcribes sound", ALLOWED)
-    files = []  # (file, number of samples) of the files read so far
+    files = []  # (file, number of samples), because files are read ahead of their transcripts
     rate = task.model.sampling_rate
     sounds = _sounds(options.audio or text_lines("-"), rate, files)
     for number, (best, *_) in enumerate(task.transcribe(params, sounds)):

@@ -80,6 +80,7 @@ def _lines(first_line: list[str]):
             if not first_line:
                 first_line.append(line)
             yield line
+            # 1 more for the line end, so that the bar reaches the size of the file.
             bar.advance(len(line.encode()) + 1)
 
 

@@ -21,16 +21,17 @@ from transformer_jax.distributed import hosts
 from transformer_jax.storage import least_used
 from transformer_jax.training import memory
 
-# --------------------------------------------------------------------------------------------------
-# Definitions of flags, and the values that the user gives them.
+# ------------------------------------ definitions of flags, and the values that the user gives them
 
 FLAGS = absl_flags.FLAGS
 
-# These belong to the program that is running, and are emptied when it ends.
-_overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order
-_commands: list[str] = []  # the commands that are accepted as the first argument
-_chosen: list[str] = []  # the command that was given
-_optional: list[str] = []  # "config" and "workdir", if they may be left out
+# These belong to the program that is running, and are emptied when it ends, because a process may
+# run several programs in turn. `_commands` may be the first argument, and `_chosen` is the one that
+# was; `_optional` names "config" and "workdir" if they may be left out.
+_overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order, since a later one wins
+_commands: list[str] = []
+_chosen: list[str] = []
+_optional: list[str] = []
 
 
 def define_commands(*names: str) -> None:
@@ -134,6 +135,7 @@ def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
     Raises UserError for a key that starts with none of `allowed`, because the config of a finished
     run is fixed. The file of a class that the config names is always allowed.
     """
+    # Files of classes are always allowed, because a run does not say where its user keeps them.
     _, others = configs.split_files(_overrides)
     for key, _ in others:
         if not key.startswith(allowed):
@@ -209,6 +211,7 @@ def check_output(name: str) -> None:
 
 def forget(names: set[str]) -> None:
     """Removes the flags of a program that has ended, and the values given to them."""
+    # absl's flags are global, so that the next program in this process would inherit them.
     for name in names:
         delattr(FLAGS, name)
     for values in (_overrides, _commands, _chosen, _optional):
@@ -219,9 +222,11 @@ def parse(argv: list[str], program: str) -> None:
     """Parses the arguments of the module named `program`. --help prints its flags and exits."""
     for argument in argv:
         try:
+            # Other bytes arrive as surrogates, which would fail much later, where they are written.
             argument.encode()
         except UnicodeEncodeError:
             raise UserError(f"argument {argument!r}: not UTF-8") from None
+    # Before anything is parsed, so that --help answers beside wrong and missing flags.
     if {"--help", "-h", "-help"} & set(argv):
         own = FLAGS.main_module_help() if program == "__main__" else FLAGS.module_help(program)
         print(sys.modules[program].__doc__.strip(), own, FLAGS.module_help(__name__), sep="\n")
@@ -285,8 +290,7 @@ def _check_required() -> None:
             raise UserError(f"--{name}=... is missing: {meaning[0].lower()}{meaning[1:]}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Help on the command line: suggestions for a wrong flag, the keys of a config, memory.
+# --------------------------------- help: suggestions for a wrong flag, the keys of a config, memory
 
 
 def suggestion(word: str, argv: list[str]) -> str:
@@ -313,7 +317,7 @@ def _keys(argv: list[str]) -> list[str]:
     keys = configs.all_keys(_value(argv, "config"))
     if "config" in FLAGS:
         return keys
-    return [key for key in keys if key.startswith("decode.")]  # the config of a run is fixed
+    return [key for key in keys if key.startswith("decode.")]  # the rest of a run's config is fixed
 
 
 def _key_of_that_name(word: str, keys: list[str]) -> str:
@@ -371,7 +375,8 @@ def as_flag(value: Any) -> str:
 def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
     """Returns the line about an out-of-memory error, with the sizes and remedies that are known."""
     use = remedies = ""
-    # Without a run, or on an exhausted machine, this may fail, and the sizes stay unknown.
+    # Errors are suppressed, because this may fail without a run or on an exhausted machine. The
+    # line about the memory is then printed without the sizes.
     with contextlib.suppress(Exception):
         if "step" in FLAGS:
             use, remedies = _decoding_use(FLAGS.workdir, overrides)
@@ -389,6 +394,7 @@ def _decoding_use(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, s
     from transformer_jax.runs.spec import make_task
     from transformer_jax.training import step
 
+    # The files come first, because they define the classes whose keys the others set.
     files, others = configs.split_files(overrides)
     config = spec.read(folder, files).config
     for key, value in others:
@@ -398,8 +404,10 @@ def _decoding_use(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, s
     return f"parameters {memory.readable(size)}", memory.decoding_remedies(config)
 
 
-# --------------------------------------------------------------------------------------------------
-# Running a program. Its environment is set up, and every error ends in one line and an exit code.
+# -------------------------------------------------------------------------------- running a program
+
+# Its environment is set up, and every error ends in one line and an exit code, because users and
+# schedulers cannot act on a traceback.
 
 EXIT_USER = 2
 
@@ -419,10 +427,10 @@ def run(
             setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _drop_write_errors_of_threads()
-    # The messages of XLA are for its developers. With jaxlib 0.10.1, for example, each program that
-    # is loaded from the compilation cache prints one as an error.
+    # The messages of XLA are muted, because they are for its developers. With jaxlib 0.10.1, for
+    # example, each program that is loaded from the compilation cache prints one as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
+    sys.stdout.reconfigure(encoding="utf-8")  # the locale may lack characters of a text
     with _defined(define_flags):
         _run(main, before_jax)
 
@@ -444,6 +452,7 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
     try:
         parse(sys.argv, main.__module__)
         before_jax()
+        # Before jax looks for devices, because a process that has done so can't join others.
         _join_other_hosts()
         use()
         _mute_libraries()
@@ -467,6 +476,8 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
         if memory.ran_out(error):
             _end_with_error(error)
         if hosts.count() > 1:
+            # This error may only follow from the death of another process, of which it would not
+            # tell.
             hosts.await_news()
             traceback.print_exc()
             first_line = str(error).partition("\n")[0]
@@ -485,11 +496,12 @@ def use_huge_pages() -> None:
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
         return
-    if "GLIBC_TUNABLES" in os.environ:  # set by the user, or by this function before the restart
+    if "GLIBC_TUNABLES" in os.environ:  # by the user, or before the restart, which must not repeat
         return
     os.environ["GLIBC_TUNABLES"] = (
         "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
     )
+    # `orig_argv` instead of `argv`, because only it has the interpreter's own options, such as -m.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -533,6 +545,7 @@ def _mute_libraries() -> None:
 
 def _end_with_error(error: Exception) -> None:
     """Prints one line and exits with 1."""
+    # A RunError is printed as it is, because it says itself what to do.
     ran_out = memory.ran_out(error) and not isinstance(error, RunError)
     line = out_of_memory(error, overrides()) if ran_out else error
     _end(f"error: {line}", 1)
@@ -549,16 +562,17 @@ def _say(line: str) -> None:
     print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# The compilation cache, with which each program is compiled only once per machine.
-#
-# The size of the cache is limited here and not by JAX, which would read the times of all entries at
-# each new entry (seconds with 20,000 entries), and refuses a folder that was ever used without its
-# limit.
+# ---------------------------------------------------------------------------- the compilation cache
 
-LIMIT = "TRANSFORMER_JAX_COMPILED_GB"  # an environment variable
-_BYTES = 10e9  # the limit without it
-_SECONDS = 3600  # between two checks of the size of the folder
+# With it, each program is compiled only once per machine. Its size is limited here and not by JAX,
+# which would read the times of all entries at each new entry (seconds with 20,000 entries), and
+# refuses a folder that was ever used without its limit.
+
+# An environment variable and no flag, because all programs of a machine share one folder. Without
+# it, the limit is _BYTES.
+LIMIT = "TRANSFORMER_JAX_COMPILED_GB"
+_BYTES = 10e9
+_SECONDS = 3600  # between two checks, each of which looks at every file of the folder
 
 
 def use() -> None:
@@ -569,6 +583,8 @@ def use() -> None:
         folder = pathlib.Path("~/.cache/transformer_jax/compiled").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(folder))
         keep_small(folder)
+    # All programs are cached, because a run has many that compile in less than a second, which JAX
+    # leaves out by default.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
@@ -580,9 +596,13 @@ def keep_small(folder: pathlib.Path) -> None:
     """
     most = least_used.limit(LIMIT, _BYTES)
     looked = folder / ".looked"
+    # The folder may be read-only or just being removed, and a cache that cannot be tidied is no
+    # reason to fail.
     with contextlib.suppress(OSError):
         if looked.exists() and time.time() - looked.stat().st_mtime < _SECONDS:
             return
+        # Before the files are looked at, so that a process that starts meanwhile does not repeat
+        # it.
         looked.touch()
         if removed := least_used.remove(_entries(folder), most, _remove):
             from transformer_jax.pictures.progress import say
@@ -596,11 +616,12 @@ def keep_small(folder: pathlib.Path) -> None:
 def _entries(folder: pathlib.Path) -> list[least_used.Entry]:
     entries = []
     for file in os.scandir(folder):
-        # Another process may have removed the file.
+        # Another process may have removed the file since the folder was listed.
         with contextlib.suppress(FileNotFoundError):
             if file.name.endswith("-cache"):
                 status = file.stat()
-                # Most file systems update the time of access at most once a day, others never.
+                # The later of the two times, because most file systems update the time of access at
+                # most once a day, and others never.
                 used = max(status.st_atime, status.st_mtime)
                 entries.append(least_used.Entry(pathlib.Path(file.path), used, status.st_size))
     return entries

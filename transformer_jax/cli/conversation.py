@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from transformer_jax.config import UserError
 
-# --------------------------------------------------------------------------------------------------
-# Streaming a text to stdout while a model generates it.
+# -------------------------------------------- streaming a text to stdout while a model generates it
 
 
 class Streamed:
@@ -22,12 +21,14 @@ class Streamed:
         self._written = ""
 
     def __call__(self, texts: list[str]) -> None:
-        # The last character may be incomplete, with the rest of its bytes in the next tokens.
+        # The last character is held back if it is incomplete, because the rest of its bytes is in
+        # the next tokens and what has been written cannot be taken back.
         ready = texts[0].removesuffix("\ufffd")
         ready = ready[: len(ready) - self._held_back(ready)]
         sys.stdout.write(self._before + ready[len(self._written) :])
         sys.stdout.flush()
         self._before = ""
+        # The longer one, because `ready` becomes shorter when a stop string seems to begin.
         self._written = max(self._written, ready, key=len)
 
     def end(self, text: str) -> None:
@@ -39,14 +40,14 @@ class Streamed:
         lengths = [
             length
             for stop in self._stop
+            # A whole stop string is not looked for, because generation ends in front of it.
             for length in range(len(stop))
             if text.endswith(stop[:length])
         ]
         return max(lengths, default=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# A conversation on the command line, in a terminal or through pipes.
+# --------------------------------------------------- a conversation in a terminal, or through pipes
 
 _PROMPT = "> "
 
@@ -76,6 +77,7 @@ def hold(task, params, system: str | None, settings: dict) -> None:
         """Returns the reply to a message, and adds both to the history."""
         messages = [*history, user_message(text)]
         completion = task.reply(params, messages, watch=watch, **settings).text
+        # Only now, so that a message that could not be answered is not in the history.
         history[:] = messages
         if completion.strip():
             history.append({"role": "assistant", "content": completion})

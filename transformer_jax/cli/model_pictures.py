@@ -3,8 +3,7 @@
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-# --------------------------------------------------------------------------------------------------
-# The pictures of `draw` that are about masks, positions, and the results of a run.
+# ------------------------------------------------------- masks, positions, and the results of a run
 
 
 def result(texts: list[str], task, params, folder: str):
@@ -32,9 +31,11 @@ def positions(task=None, params=None, folder: str = ""):
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
     kind = task.config.model.get("positions", "none")
+    # Rotary positions turn queries and keys, so that no vector is added to the embeddings.
     if kind in ("none", "rotary") or task.model.modality != "tokens":
         name = task.config.model.name
         raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
+    # A window may have thousands of positions, or no end, and a picture of them would show nothing.
     length = min(task.model.window, 256)
     width = task.model.position_width or task.model.d_model
     return pictures.positions(
@@ -68,10 +69,9 @@ def masks():
     return pictures.masks(dense, "keys that a query sees (dark)")
 
 
-# --------------------------------------------------------------------------------------------------
-# The pictures of `draw` that are about words: neighbors and analogies.
+# ---------------------------------------------------------------- neighbors of words, and analogies
 
-_NUM_ANSWERS = 10  # the number of words that complete an analogy
+_NUM_ANSWERS = 10
 
 
 def neighbours(options, folder: str):

@@ -40,8 +40,7 @@ from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.progress import say, track
 
-# --------------------------------------------------------------------------------------------------
-# The methods that a fine-tuning task defines.
+# ------------------------------------------------------ the methods that a fine-tuning task defines
 
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
@@ -49,18 +48,28 @@ _NUM_CAUSAL_TOKENS = 3
 
 
 class Definition(abc.ABC):
-    """The methods that a subclass of FineTuning defines."""
+    """The methods that a subclass of FineTuning defines.
+
+    Attributes:
+      summarises: whether the head reads one vector per row instead of one per token.
+      source_only: whether only the encoder of an encoder-decoder is used.
+      two_texts: whether a row holds two texts.
+      marks_texts: whether a causal model's rows have special tokens around the texts.
+      rows_of_example: the number of rows of an example.
+      empty_details: the details of a prediction for an empty line.
+      long_lines: the ways to treat a line that is too long, the default first.
+    """
 
     takes_model = True
     fine_tunes = True
     evaluates_rows = False  # the loss is measured with the scores
-    summarises = True  # whether the head reads one vector per row instead of one per token
-    source_only = False  # whether only the encoder of an encoder-decoder is used
-    two_texts = False  # whether a row holds two texts
-    marks_texts = True  # whether a causal model's rows have special tokens around the texts
+    summarises = True
+    source_only = False
+    two_texts = False
+    marks_texts = True
     rows_of_example = 1
-    empty_details = {}  # the details of a prediction for an empty line
-    long_lines = ("truncate", "skip", "refuse")  # what to do with too long a line; default first
+    empty_details = {}
+    long_lines = ("truncate", "skip", "refuse")
 
     @property
     def num_global(self) -> int:
@@ -138,8 +147,7 @@ class Definition(abc.ABC):
         """
 
 
-# --------------------------------------------------------------------------------------------------
-# The outputs of a task's head for examples, in batches.
+# -------------------------------------------- the outputs of a task's head for examples, in batches
 
 # The number of batches whose examples are sorted by length together. Sorting all examples would
 # save a little more padding, but the first outputs would then come only after the last batch.
@@ -183,6 +191,7 @@ class Outputs:
         placement = Placement.of(params, self.task.config.mesh)
         batch_size = self.task.config.decode.batch
         rows = placement.rows(batch_size)
+        # Bucket 0 has the longest rows, which need the most memory.
         batch = {
             name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), spec.dtype)
             for name, spec in self.task.batch_spec(0).items()
@@ -200,6 +209,8 @@ class Outputs:
                 batch = split_rows(batch)
                 outputs, _ = self.task.outputs(params, batch, Context())
                 total, count, _ = self.task.objective(outputs, batch)
+                # Outputs have a row axis for each example, because it may have several rows, such
+                # as one for each choice of a question.
                 num_examples = len(batch["segment_ids"])
                 outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
                 return gathered((outputs, total, count))
@@ -207,8 +218,7 @@ class Outputs:
         return outputs_and_loss
 
 
-# --------------------------------------------------------------------------------------------------
-# The base class of the fine-tuning tasks: data, training, evaluation and predictions.
+# ---------------------------------------------------------- the base class of the fine-tuning tasks
 
 
 @dataclasses.dataclass
@@ -241,7 +251,7 @@ class FineTuning(Definition, Task):
         if self.lm_weight:
             self.coefficients["lm"] = self.lm_weight
 
-    # data
+    # ----------------------------------------------------------------------------------------- data
 
     @cached_property
     def tokenizer(self):
@@ -251,6 +261,8 @@ class FineTuning(Definition, Task):
                 "With config.train.pretrained=false only its tokenizer and shape are used"
             )
         if self.source_only:
+            # Only the source's tokenizer is used, because the decoder and its vocabulary are left
+            # out.
             return tokenizers.source_of_run(self.tokenizer_folder, self.config.data, self.model)
         # The tokenizer is never trained here, so the training text is empty.
         tokenizer = tokenizers.run_tokenizer(
@@ -301,11 +313,13 @@ class FineTuning(Definition, Task):
             "tokenizer": self.tokenizer.fingerprint(),
         }
 
-    # training
+    # ------------------------------------------------------------------------------------- training
 
     def batch_spec(self, row_shape: int):
         spec = {}
         for name, shape in self.shapes(self.lengths[row_shape]).items():
+            # Only the target of a regression, "value", is a float: all others are ids, positions or
+            # classes.
             dtype = jnp.float32 if name == "value" else jnp.int32
             spec[name] = jax.ShapeDtypeStruct((self.config.train.batch, *shape), dtype)
         return spec
@@ -346,9 +360,11 @@ class FineTuning(Definition, Task):
         The arrays of the batch are (..., L), and all axes but the last are flattened to rows.
         """
         batch = self._flat(batch)
+        # Two keys, so that the dropout of the head does not repeat that of the encoder.
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
-        # A frozen encoder has no dropout either: its hidden states are fixed features.
+        # A frozen encoder has no dropout either, because its hidden states are fixed features.
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
+        # Otherwise the backward pass through the frozen encoder would be compiled and computed.
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         vector = self.summary(params, hidden, batch) if self.summarises else hidden
         outputs = self.head().apply(
@@ -375,11 +391,13 @@ class FineTuning(Definition, Task):
         counted = {
             "loss": (total, count),
             **metrics,
+            # Counts are integers, because float32 does not hold all whole numbers beyond 2**24.
             "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
         }
         return Loss(terms, counted)
 
     def group(self, path):
+        # Without a group, because parameters with one are trained and have optimizer state.
         return None if self.frozen and path[0] != "head" else super().group(path)
 
     def evaluations(self):
@@ -389,7 +407,8 @@ class FineTuning(Definition, Task):
         return {"scores": self._outputs.program(params)}
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. A frozen encoder has no backward pass.
+        # A backward pass costs two forward passes, and a frozen encoder has none, because no
+        # gradient reaches it.
         passes = 1 if self.frozen else 3
         row = self.encoder.flops(self.lengths[row_shape], self.lm_weight > 0)
         return passes * row * self.rows_of_example
@@ -397,7 +416,7 @@ class FineTuning(Definition, Task):
     def positions(self, row_shape: int = 0) -> int:
         return self.lengths[row_shape] * self.rows_of_example
 
-    # evaluation and use
+    # --------------------------------------------------------------------------- evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss and the scores of a split.
@@ -416,6 +435,7 @@ class FineTuning(Definition, Task):
         examples = self._examples(split)
         sums = np.zeros(2)
         outputs = list(self._outputs(params, examples, f"evaluating {split} (batches)", sums))
+        # At least 1, because the count is 0 if no example has a target.
         loss = float(sums[0] / max(sums[1], 1))
         return examples, outputs, {"loss": loss, **self.scores(examples, outputs)}
 

@@ -16,8 +16,7 @@ from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.embeddings import Head
 from transformer_jax.pictures.attention_maps import Attended, Side, between
 
-# --------------------------------------------------------------------------------------------------
-# The special tokens of a row that holds one text or two texts.
+# --------------------------------------------- the special tokens of a row of one text or two texts
 
 
 class Marks(NamedTuple):
@@ -41,13 +40,13 @@ class Marks(NamedTuple):
         return [*ids, *self.end] if second is None else [*ids, *self.separator, *second, *self.end]
 
 
-# --------------------------------------------------------------------------------------------------
-# The rows of texts, and the hidden states and summary vectors that a model computes for them.
-#
+# ---------------------------------------------------------- rows, hidden states and summary vectors
+
 # The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
 # BART (Lewis et al. 2019, sections 3.1 and 3.2).
 
-# The names of the special tokens in a picture of attention.
+# Names of the special tokens in a picture of attention. They are written out, because the three
+# tokens that a causal model learns are beyond its tokenizer's vocabulary.
 _NAMES = {
     "encoder": (["[CLS]"], ["[SEP]"], ["[SEP]"]),
     "causal": (["<start>"], ["<delimiter>"], ["<extract>"]),
@@ -145,7 +144,7 @@ class Encoder:
                 )
             return Marks(*((self.model.vocab_size - offset,) for offset in (3, 2, 1)))
         begin, end = batching.text_frame(self.model, tokenizer)
-        # BERT separates two texts by one [SEP], RoBERTa and BART by two </s>.
+        # As many separators as in pre-training: BERT has one [SEP], RoBERTa and BART have two </s>.
         return Marks(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(
@@ -167,12 +166,14 @@ class Encoder:
         if self._has_global:
             positions = np.arange(self.num_global, dtype=np.int32)
             is_global = positions < len(marks.begin) + len(first)
+            # Padded with -1, because a text may have fewer tokens than there are global positions.
             row["global_positions"] = np.where(is_global, positions, np.int32(-1))
         return row
 
     def init(self, rng, summary: bool, language_model: bool = False) -> dict:
         """Returns the parameters that the task uses, without the heads of pre-training."""
 
+        # Linen makes parameters only for what is called, so the heads of pre-training get none.
         def used(model, inputs):
             hidden = model.hidden(*[inputs] * (2 if self._decodes else 1))
             if language_model:
@@ -248,7 +249,8 @@ class Encoder:
     def summary(self, params, hidden, batch) -> jax.Array:
         """Returns the summary vector of each row (B, M)."""
         if self.model.kind != "encoder" or self.model.cls_last:
-            # The last token that is not padding. A row that is padding only gives its first token.
+            # Only the last token of a causal model or a decoder has read the whole row, and XLNet's
+            # [CLS] is the last token, too. For a row of padding, the index is 0 instead of -1.
             last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
             hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
         if self._pools:
@@ -260,7 +262,9 @@ class Encoder:
 
         They are h_c of Howard & Ruder 2018, section 3.3.
         """
-        filled = (batch["segment_ids"] > 0)[..., None]  # (B, L, 1)
+        filled = (batch["segment_ids"] > 0)[..., None]
+        # float32, because a mean over many tokens in bfloat16 loses the small ones. Padding is set
+        # to 0 instead of multiplied by 0, which would keep a NaN.
         states = jnp.where(filled, hidden.astype(jnp.float32), 0)
         mean = states.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
         highest = jnp.where(filled, states, -jnp.inf).max(axis=1)
@@ -290,5 +294,6 @@ class Encoder:
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
     """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
+    # Each text also gets what the other one leaves of its half, so that nothing is cut in vain.
     second_length = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
     return first[: max_tokens - second_length], second[:second_length]

@@ -26,7 +26,8 @@ Name = Literal[
     "sum-all",
     "weighted",
 ]
-# The layers of each kind of features. Layer 0 is the embeddings.
+# The layers of each kind of features, of which layer 0 is the embeddings. A single layer is a
+# slice, too, because the head takes a list.
 _LAYERS = {
     "embeddings": slice(0, 1),
     "second-to-last": slice(-2, -1),
@@ -36,7 +37,8 @@ _LAYERS = {
     "sum-all": slice(1, None),
     "weighted": slice(0, None),
 }
-# The features of an encoder-decoder, which returns only the embeddings and last states of a source.
+# The features of an encoder-decoder are fewer, because its encoder returns only the embeddings and
+# the last states.
 _SOURCE_FEATURES = ("embeddings", "last", "concat-embeddings-last")
 
 
@@ -55,6 +57,7 @@ class FeatureBased(FineTuning):
     lstm_width: int = 768  # width of both directions together, in each of the two layers
 
     def __post_init__(self):
+        # Before the checks of the base class, so that they refuse a loss for a frozen model.
         self.frozen = self.frozen or bool(self.features)
         super().__post_init__()
         if self.lstm_width < 2 or self.lstm_width % 2:
@@ -133,6 +136,7 @@ class FeatureBased(FineTuning):
     @cached_property
     def _input_width(self) -> int:
         """The width of the vectors that the first LSTM reads."""
+        # Shapes alone, because computing states only for their width would take time and memory.
         states, _ = jax.eval_shape(self.encoder.init_layers, jax.random.key(0))
         widths = [x.shape[-1] for x in self._chosen(states)]
         return sum(widths) if self.features.startswith("concat") else widths[0]
@@ -141,7 +145,8 @@ class FeatureBased(FineTuning):
         if not self.features:
             return super().flops(row_shape)
         length = self.lengths[row_shape]
-        cell = LSTM(self.lstm_width // 2)  # of one direction
+        cell = LSTM(self.lstm_width // 2)
         first = parameters.recurrent(length, self._input_width, cell)
         second = parameters.recurrent(length, self.lstm_width, cell)
+        # 3 for a forward and a backward pass, and 2 for the two directions.
         return super().flops(row_shape) + 3 * 2 * (first + second) * self.rows_of_example

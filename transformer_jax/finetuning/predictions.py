@@ -14,15 +14,15 @@ from transformer_jax.data.arguments import LongLines
 from transformer_jax.data.rows import Row, TrainRows
 from transformer_jax.distributed import sharding
 
-# --------------------------------------------------------------------------------------------------
-# Length buckets: the rows of a batch are cut to the bucket that fits the longest example, so that
-# less padding is computed.
-#
-# There are few buckets, because the program is compiled for each of them.
+# ----------------------------------------------------------------------------------- length buckets
+
+# The rows of a batch are cut to the bucket that fits the longest example, so that less padding is
+# computed. There are few buckets, because the program is compiled for each of them.
 
 # Rows of more than two tiles are cut to whole tiles, because the fused attention kernels need them.
 _TILE = 128
-# Shorter rows are cut to multiples of 1 / _PARTS of their length.
+# Shorter rows are cut to multiples of 1 / _PARTS of their length, so that there are at most _PARTS
+# programs.
 _PARTS = 8
 
 
@@ -81,6 +81,7 @@ class Examples:
         """
         for start in range(0, len(self), size * window):
             num_tokens = self.num_tokens[start : start + size * window]
+            # Stable, so that examples of equal length keep their order.
             order = start + np.argsort(num_tokens, kind="stable")
             for first in range(0, len(order), size):
                 numbers = order[first : first + size]
@@ -128,6 +129,8 @@ class Batches:
     @functools.cached_property
     def _group(self) -> Callable[[int], list[np.ndarray]]:
         """The function of a group to the examples of each of its updates. It has a small cache."""
+        # Steps come in order, so that a few groups are enough. A cache of the method itself would
+        # be shared by all objects and keep them alive.
         return functools.lru_cache(maxsize=4)(self._sorted)
 
     def _sorted(self, group: int) -> list[np.ndarray]:
@@ -136,8 +139,11 @@ class Batches:
         if self.group == 1:
             return drawn
         numbers = np.concatenate(drawn)
+        # Stable, because all hosts, and a run that is resumed, must get the same batches.
         numbers = numbers[np.argsort(self.examples.num_tokens[numbers], kind="stable")]
+        # A function of seed and group, because batches are made anew when a run is resumed.
         order = np.random.default_rng((self.drawn.seed, group)).permutation(self.group)
+        # Updates differ in size while the batch grows, so a part has the size of its own update.
         parts = np.split(numbers, np.cumsum([len(drawn[index]) for index in order])[:-1])
         return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
 
@@ -146,8 +152,7 @@ class Batches:
         return np.array([number for _, number, _ in self.drawn.numbers(step, indices)])
 
 
-# --------------------------------------------------------------------------------------------------
-# Predictions for lines of text.
+# -------------------------------------------------------------------- predictions for lines of text
 
 
 class Unlabelled(NamedTuple):
@@ -195,14 +200,14 @@ def prediction_of(examples: list, outputs: Iterator[np.ndarray], reader: Reader)
     return Prediction(*reader.prediction(examples, [next(outputs) for _ in examples]))
 
 
-# --------------------------------------------------------------------------------------------------
-# Zero-shot classification by textual entailment (Yin et al. 2019, section 4.2).
-#
+# ---------------------------- zero-shot classification by entailment (Yin et al. 2019, section 4.2)
+
 # The text is the premise, and each label gives a hypothesis, such as "This example is about
 # music.". A classifier of pairs that was trained on entailment can then choose between labels that
 # it has never seen.
 
-# With several labels per text, those above this probability are predicted.
+# With several labels per text, those above this probability are predicted, because each of them is
+# then likelier than its opposite.
 _THRESHOLD = 0.5
 
 
@@ -231,7 +236,7 @@ class ZeroShot:
         self.multi_label = multi_label or len(labels) == 1
         self._task = task
         self._classes = _classes(task.names, self.multi_label)
-        self._max_tokens = task.length - task.marks.count(2)  # of a premise and its hypothesis
+        self._max_tokens = task.length - task.marks.count(2)
         texts = [template.replace("{}", label) for label in labels]
         self._hypotheses = task.tokenizer.encode(texts)
         for text, ids in zip(texts, self._hypotheses):
@@ -244,6 +249,7 @@ class ZeroShot:
     def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
         """Returns an example for each label of each line. Only the premise is cut."""
         premises = self._task.tokenizer.encode([line for _, line in lines]) if lines else []
+        # Only the premise is cut, because without its whole hypothesis a label has no meaning.
         rooms = [self._max_tokens - len(ids) for ids in self._hypotheses]
         return [
             Unlabelled(
@@ -258,6 +264,7 @@ class ZeroShot:
 
         Labels of equal probability keep the order in which they were given.
         """
+        # The rows of an example, such as both orders of its texts, add up their logits.
         logits = np.stack(outputs).sum(axis=1)[:, self._classes]
         axis = 1 if self.multi_label else 0
         probabilities = scipy.special.softmax(logits, axis=axis)[:, 0].tolist()

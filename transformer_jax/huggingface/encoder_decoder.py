@@ -19,9 +19,9 @@ from transformer_jax.pictures.progress import say
 
 __all__ = ["FILE", "EncoderDecoder", "decode_keys", "options_of", "remarks", "special_keys"]
 
-# The tasks whose models map text to text.
+# All of these tasks train the same parameters, so that a run of any of them can be written.
 _TASKS = ("translation", "denoising", "text_to_text")
-# Maximum number of tokens of a source or target in a row of such a task.
+# A window may be far longer than most texts, and rows of its length would mostly be padding.
 _MAX_ROW_LENGTH = 1024
 _LENGTH = 512  # for a model without a maximum length
 
@@ -32,6 +32,7 @@ def special_keys(tokenizer) -> dict:
         "is_encoder_decoder": True,
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
+        # transformers needs an id to pad batches with; any will do, because it masks the padding.
         "pad_token_id": tokenizer.eos_id if tokenizer.pad_id is None else tokenizer.pad_id,
         "decoder_start_token_id": tokenizer.start_id,
     }

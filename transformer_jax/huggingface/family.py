@@ -15,9 +15,7 @@ from transformer_jax.huggingface import tensors
 from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
 
-# --------------------------------------------------------------------------------------------------
-# Fine-tuned heads: their keys in Hugging Face's config.json, and their equivalents in
-# `config.task`. The tasks are tasks/{classification,tagging,span,choice}.py.
+# --------------------------------------------------------------------------------- fine-tuned heads
 
 
 def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
@@ -28,8 +26,8 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
     """
     max_length = config.model.get("max_length", 512)
     if config.task.name == "span":
-        # The lengths used for SQuAD (Devlin et al. 2018), or the same proportions of a shorter
-        # row. The head has no dropout.
+        # config.json does not have the lengths: these were used for SQuAD (Devlin et al. 2018), or
+        # they are the same proportions of a shorter row. The head has no dropout.
         length = min(max_length, 384)
         return {
             "length": length,
@@ -38,13 +36,13 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
         }
     keys = {"length": min(max_length, 512), "head_dropout": dropout}
     if config.task.name == "choice":
-        # The head scores one choice at a time, so config.json does not tell the number of choices.
-        # We assume two.
+        # The number of choices is assumed to be two, because the head scores one choice at a time,
+        # so that config.json does not tell it.
         return keys | {"choices": ("2", "3"), "label": "4"}
     labels = read_labels(hf_config)
     if config.task.name == "tagging":
         return keys | {"labels": labels}
-    # This is how transformers infers a missing problem_type.
+    # Inferred as transformers does, because many checkpoints lack problem_type.
     inferred = "regression" if len(labels) == 1 else "single_label_classification"
     problem = hf_config.get("problem_type") or inferred
     if problem != inferred:
@@ -86,7 +84,7 @@ PREPROCESSOR = "preprocessor_config.json"
 class FineTuned:
     """Mixin for architectures with a fine-tuned head, combined with the family of their encoder."""
 
-    tied = {}  # what is left of the head of pre-training is not read
+    tied = {}  # the head of pre-training is replaced, so a copy of the embeddings may differ
 
     @property
     def dropout_key(self) -> str:
@@ -131,10 +129,12 @@ def read_labels(hf_config: dict) -> tuple[str, ...]:
         return tuple(f"LABEL_{number}" for number in range(count))
     if not isinstance(id2label, dict) or not id2label:
         raise UserError("id2label: must be an object that names the labels 0, 1, 2, ...")
+    # As strings, because the keys of a JSON object are strings.
     numbers = [str(number) for number in range(len(id2label))]
     if id2label.keys() != set(numbers):
         raise UserError("id2label: must name the labels 0, 1, 2, ... without a gap")
     labels = tuple(str(id2label[number]) for number in numbers)
+    # Refused, because config.task.labels and the files of a task know labels by their names.
     duplicates = [label for number, label in enumerate(labels) if label in labels[:number]]
     if duplicates:
         raise UserError(f"id2label: two labels have the name {duplicates[0]!r}")
@@ -157,11 +157,10 @@ def read_processor(folder: pathlib.Path, part: str) -> dict:
     return content
 
 
-# --------------------------------------------------------------------------------------------------
-# Architectures, and how the one of a checkpoint or a run is found.
-#
+# --------------------------------- architectures, and how the one of a checkpoint or a run is found
+
 # A file of transformer_jax/families may define `ARCHITECTURES`, a list of the architectures that it
-# converts. There is no other list of them.
+# converts. There is no other list of them, so that a new family changes no other file.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +271,7 @@ class Family:
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
+            # Parameters are float32, whatever dtype the model computes in.
             "dtype": "float32",
             **self.keys.write(config.model),
             **self.other_keys(config, tokenizer),
@@ -330,8 +330,8 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
         )
     family = by_name[architectures[0]]
     names = tensors.stored(folder).keys()
-    # Published BERT checkpoints have two heads, but "architectures" names only one of them. Take
-    # the largest family of which the file has all tensors.
+    # The largest family of which the file has all tensors, because published BERT checkpoints have
+    # two heads, of which "architectures" names only one.
     for other in by_name.values():
         same = (other.model_type, other.task) == (family.model_type, family.task)
         additional = other.tensors.keys() - family.tensors.keys()

@@ -22,7 +22,8 @@ from transformer_jax.pictures.progress import say
 
 FILE = "generation_config.json"
 _EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
-# {option that we do not have: the values with which it has no effect}
+# {option that we do not have: the values with which it has no effect}. Any other value is named in
+# a message, because the texts would silently differ from those of transformers.
 _WITHOUT_EFFECT = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -44,7 +45,8 @@ _WITHOUT_EFFECT = {
     "num_return_sequences": (None, 1),
 }
 # {option of a call of `generate` rather than of the run: (flag of our program, value without
-# effect)}, for a decoder without an encoder. The last ones matter only if tokens are sampled.
+# effect)}, for a decoder without an encoder. The last ones are listed apart, because they only
+# matter if tokens are sampled.
 _FLAGS = {
     "max_new_tokens": ("max_tokens", None),
     "repetition_penalty": ("repetition_penalty", 1.0),
@@ -56,7 +58,8 @@ _SAMPLING_FLAGS = {
     "top_k": ("top_k", 0),
     "top_p": ("top_p", 1.0),
 }
-# Options that choose among sampled tokens, for which there is no flag.
+# Options that choose among sampled tokens, for which there is no flag. They are listed apart,
+# because without do_sample they have no effect, whatever their values.
 _SAMPLING = {
     "min_p": (None,),
     "top_h": (None,),
@@ -96,9 +99,11 @@ def decode_keys(options: dict) -> dict:
     if options.get("min_new_tokens"):  # which replaces min_length, and does not count the end token
         min_length = options["min_new_tokens"] + 1
     beams = _beams(options)
-    early_stopping = beams.pop("early_stopping")  # the last of the flags in a message
+    early_stopping = beams.pop("early_stopping")  # so that it is the last flag in a message
     return dict(
         **beams,
+        # max_length counts the start token of the decoder. Without both options the result is 0, by
+        # which config.decode.max_extra sets the limit.
         max_length=options.get("max_new_tokens", options.get("max_length", 1) - 1),
         min_length=min_length,
         **constraints,
@@ -116,6 +121,7 @@ def causal_keys(options: dict) -> dict:
     neutral = dict(no_repeat_ngram=0, force_end=False, renormalize=False)
     keys = {key: value for key, value in constraints.items() if neutral.get(key) != value}
     if options.get("min_new_tokens"):
+        # 1 more, because our minimum counts the end token.
         keys["min_length"] = options["min_new_tokens"] + 1
     return keys | (_beams(options) if options.get("num_beams", 1) > 1 else {})
 
@@ -138,11 +144,12 @@ def _constraints(options: dict) -> dict:
     Raises UserError for a value of another type.
     """
     for key in _WHOLE:
+        # `isinstance` would take true and false for whole numbers.
         if type(options.get(key, 0)) is not int:
             raise UserError(f"{key}={options[key]!r}: must be a whole number")
     ends = _ids(options, "eos_token_id")
     forced = _ids(options, "forced_eos_token_id")
-    # If an end is forced, it is the first one.
+    # A forced end comes first, because that is the one which `force_end` of config.decode takes.
     ends = (*(i for i in ends if i in forced), *(i for i in ends if i not in forced))
     words = options.get("bad_words_ids", ())
     if not isinstance(words, list | tuple) or not all(words):
@@ -167,7 +174,7 @@ def _ids(options: dict, key: str) -> tuple[int, ...]:
     ids = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     if not all(type(i) is int for i in ids):
         raise UserError(f"{key}={options[key]!r}: must be an id or a list of ids")
-    # Some checkpoints write -1 for "none".
+    # Negative ids are left out, because some checkpoints write -1 for "none".
     return tuple(dict.fromkeys(i for i in ids if i >= 0))
 
 
@@ -268,10 +275,12 @@ def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     `tokenizer` is the tokenizer of the outputs, and `window` the model's maximum length.
     """
     first = tokenizer.framed([])[:-1] if decode.force_start is None else decode.force_start
+    # "exact" has no counterpart; "never" is the one that also waits for the best output.
     early_stopping = {ours: hf for hf, ours in _EARLY_STOPPING.items()} | {"exact": "never"}
     content = {
         "num_beams": decode.beam,
         "length_penalty": decode.alpha,
+        # Always written, because without a limit transformers stops after 20 tokens.
         "max_length": decode.max_length + 1 if decode.max_length else min(window, _MAX_LENGTH),
         "min_length": decode.min_length,
         "early_stopping": early_stopping[decode.early_stopping],
@@ -298,6 +307,7 @@ def causal_options(decode: Any, tokenizer: Tokenizer) -> dict:
         constraints["min_new_tokens"] = decode.min_length - 1
     if not constraints:
         return {}
+    # If this file exists, transformers does not look for the end in config.json.
     constraints.setdefault("eos_token_id", tokenizer.hf_end)
     return constraints | ({} if tokenizer.bos_id is None else {"bos_token_id": tokenizer.bos_id})
 

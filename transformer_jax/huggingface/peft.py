@@ -20,19 +20,19 @@ from transformer_jax.huggingface.tensors import Table
 from transformer_jax.layers import low_rank
 from transformer_jax.layers.low_rank import Adapters
 
-# --------------------------------------------------------------------------------------------------
-# Conversion between adapters of our matrices and PEFT's adapters of modules, which have lora_A
-# (r, inputs) and lora_B (outputs, r).
-#
-# A module may be several matrices here: GPT-2 has one module for queries, keys and values, and we
-# have three matrices. An adapter of rank r of the module is three adapters of ours with the same A.
-# Conversely, three independent adapters of rank r become one of rank 3 r whose lora_B is block
-# diagonal, with zeros for a matrix without an adapter.
+# ----------------------------------------- adapters of our matrices, and PEFT's adapters of modules
 
-# The layouts of the kernels of torch.nn.Linear and of OpenAI's Conv1D.
+# PEFT adapts modules, by lora_A (r, inputs) and lora_B (outputs, r). A module may be several
+# matrices here: GPT-2 has one module for queries, keys and values, and we have three matrices. An
+# adapter of rank r of the module is three adapters of ours with the same A. Conversely, three
+# independent adapters of rank r become one of rank 3 r whose lora_B is block diagonal, with zeros
+# for a matrix without an adapter.
+
+# Only kernels of torch.nn.Linear and of OpenAI's Conv1D have lora_A and lora_B. PEFT names the
+# adapters of other modules, such as embeddings, in another way.
 _LAYOUTS = ("linear", "linear_merge", "same", "conv1d", "conv1d_merge")
 
-Tree = dict  # of dicts of arrays
+Tree = dict
 Pair = tuple[Float[np.ndarray, "r I"], Float[np.ndarray, "O r"]]
 
 
@@ -71,6 +71,8 @@ class Module:
         """Returns the adapters of the parts as one adapter of the module."""
         pairs = [part.pair for part in self.parts]
         first, _ = next(pair for pair in pairs if pair is not None)
+        # Parts with the same A keep its rank, so that adapters that come from PEFT are written as
+        # they were read.
         if all(pair is not None and np.array_equal(pair[0], first) for pair in pairs):
             return first, np.concatenate([b for _, b in pairs])
         pairs = [
@@ -97,6 +99,8 @@ class Module:
         if len(a) != rank:
             count = len(rows)
             own = [np.split(row, count, axis=1)[index] for index, row in enumerate(rows)]
+            # Exact, because an entry outside the blocks would let a matrix read another one's A,
+            # which our adapters cannot express.
             if not np.array_equal(block_diag(*own), b):
                 raise UserError(
                     f"{self.name}: its adapter can't be divided into one for each matrix"
@@ -166,8 +170,7 @@ def at(params: Tree, path: str) -> np.ndarray:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing and reading a folder of adapters.
+# --------------------------------------------------------- writing and reading a folder of adapters
 
 _CONFIG, _STEM = "adapter_config.json", "adapter_model"
 _PREFIX = "base_model.model."  # of PEFT's names
@@ -190,7 +193,7 @@ _KEYS = frozenset(
     "layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_config "
     "megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern "
     "revision runtime_config target_modules target_parameters task_type trainable_token_indices "
-    # These two change how adapters are trained, not what they compute.
+    # These two are allowed, because they change how adapters are trained, not what they compute.
     "monteclora_config velora_config".split()
 )
 # Initial values of adapters that leave the base model as it is. The others (PiSSA, OLoRA, LoftQ,
@@ -200,6 +203,8 @@ _INITIAL = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 def check(family: Family) -> None:
     """Raises UserError for a family that reorders parameters when it converts them."""
+    # A family that overrides one of the two moves rows of a matrix, and those of its adapter would
+    # have to move as well.
     if (type(family).ours, type(family).theirs) != (Family.ours, Family.theirs):
         raise UserError(
             f"{family.architecture} orders its parameters in another way, so that adapters can't "
@@ -230,11 +235,14 @@ def write(folder: pathlib.Path, params: Tree, family: Family, task) -> None:
         "lora_alpha": _whole(lora.alpha),
         "target_modules": names,
         "rank_pattern": ranks,
+        # A joined module has a higher rank, and its alpha grows with it, so that the scale alpha /
+        # r of its adapter stays the same.
         "alpha_pattern": {
             end: _whole(lora.alpha * rank / lora.rank) for end, rank in ranks.items()
         },
         "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
-        # PEFT finds Conv1D modules, whose kernels are transposed, by itself.
+        # False also for the transposed kernels of Conv1D, because PEFT finds such modules by
+        # itself.
         "fan_in_fan_out": False,
         "bias": "none",
         "lora_dropout": 0.0,
@@ -324,7 +332,8 @@ class Stored:
         for name, (_, *ours) in self.table.items():
             count = len(at(params, ours[0])) if tensors.is_stack(name) else 0
             names = [tensors.layer_name(name, i) for i in range(count)] or [name]
-            # A tensor that is stored whole, rather than as an adapter, was trained directly.
+            # A tensor that is stored whole, rather than as an adapter, was trained directly, so
+            # that it must be trained and saved here as well.
             if left.issuperset(names):
                 left -= {*names}
                 trained += [path for path in ours if path.partition("/")[0] not in heads]
@@ -362,10 +371,12 @@ class Stored:
 
     def _alpha(self, module: str) -> float:
         """Returns the alpha of a module, by the first pattern that matches its name."""
-        # Patterns are of the names in PEFT's base model, which start with the family's prefix.
+        # The name in the file is matched, because patterns are of the names in PEFT's base model,
+        # which start with the family's prefix.
         _, stored_name = self.sources[f"{module}.lora_A.weight"]
         name = stored_name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
         for pattern, value in (self.content.get("alpha_pattern") or {}).items():
+            # A pattern names whole parts of a path, as in PEFT: "q" does not match "layers.0.eq".
             if re.fullmatch(rf"(.*\.)?({pattern})", name):
                 return value
         return self.content["lora_alpha"]
@@ -385,6 +396,7 @@ class Stored:
             if name not in self.sources:
                 raise UserError(f"{self.folder}: missing from the weights: {name}")
             file, stored_name = self.sources[name]
+            # float32, because adapters are trained in it, whatever dtype the file has.
             pair.append(np.empty(file.get_slice(stored_name).get_shape(), np.float32))
             tensors.fill(f"{self.folder}: {name}", pair[-1:], file, stored_name)
         return tuple(pair)

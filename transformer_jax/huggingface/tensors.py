@@ -18,8 +18,7 @@ from safetensors.numpy import save_file
 from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
-# --------------------------------------------------------------------------------------------------
-# The keys of a model in Hugging Face's config.json, and their equivalents in `config.model`.
+# ----------------------------------- the keys of config.json, and their equivalents in config.model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +80,7 @@ def check_head_dim(model: ConfigDict, architecture: str) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Layouts of tensors, and tables of their names.
+# ---------------------------------------------------- layouts of tensors, and tables of their names
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -90,50 +88,62 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 
 def _vector(x: np.ndarray) -> np.ndarray:
+    """Bias (H, D) -> (H D,)."""
     return x.reshape(-1)
 
 
 def _row(x: np.ndarray) -> np.ndarray:
+    """Bias (V,) -> (1, V)."""
     return x.reshape(1, -1)
 
 
 def _first_side(x: np.ndarray) -> np.ndarray:
+    """Table (N, M) -> (N, 1, M)."""
     return x[:, None]
 
 
 def _second_side(x: np.ndarray) -> np.ndarray:
+    """Table (N, M) -> (1, N, M)."""
     return x[None]
 
 
 def _third_side(x: np.ndarray) -> np.ndarray:
+    """Vector (K,) -> (1, 1, K)."""
     return x[None, None]
 
 
 def _time_convolution(x: np.ndarray) -> np.ndarray:
+    """Kernel (K, inputs, outputs) -> (outputs, inputs, K)."""
     return x.T
 
 
 def _linear(x: np.ndarray) -> np.ndarray:
+    """Kernel (M, ...) -> (outputs, M)."""
     return x.reshape(len(x), -1).T
 
 
 def _linear_merge(x: np.ndarray) -> np.ndarray:
+    """Kernel (H, D, M) -> (M, H D)."""
     return x.reshape(-1, x.shape[-1]).T
 
 
 def _outputs_first(x: np.ndarray) -> np.ndarray:
+    """Kernel (H, D, M) -> (M, H, D)."""
     return np.moveaxis(x, -1, 0)
 
 
 def _conv1d(x: np.ndarray) -> np.ndarray:
+    """Kernel (M, H, D) -> (M, H D)."""
     return x.reshape(len(x), -1)
 
 
 def _conv1d_merge(x: np.ndarray) -> np.ndarray:
+    """Kernel (H, D, M) -> (H D, M)."""
     return x.reshape(-1, x.shape[-1])
 
 
 def _convolution(x: np.ndarray) -> np.ndarray:
+    """Kernel of patches (P, P, C, M) -> (M, C, P, P)."""
     return x.transpose(3, 2, 0, 1)
 
 
@@ -142,18 +152,18 @@ def _convolution(x: np.ndarray) -> np.ndarray:
 # kernel of torch.nn.Linear is (outputs, inputs), and that of OpenAI's Conv1D (inputs, outputs).
 LAYOUTS = {
     "same": _same,
-    "vector": _vector,  # bias (H, D) -> (H D,)
-    "row": _row,  # bias (V,) -> (1, V)
-    "first_side": _first_side,  # table (N, M) -> (N, 1, M)
-    "second_side": _second_side,  # table (N, M) -> (1, N, M)
-    "third_side": _third_side,  # vector (K,) -> (1, 1, K)
-    "time_convolution": _time_convolution,  # kernel (K, inputs, outputs) -> (outputs, inputs, K)
-    "linear": _linear,  # kernel (M, ...) -> (outputs, M)
-    "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
-    "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)
-    "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)
-    "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
-    "convolution": _convolution,  # kernel of patches (P, P, C, M) -> (M, C, P, P)
+    "vector": _vector,
+    "row": _row,
+    "first_side": _first_side,
+    "second_side": _second_side,
+    "third_side": _third_side,
+    "time_convolution": _time_convolution,
+    "linear": _linear,
+    "linear_merge": _linear_merge,
+    "outputs_first": _outputs_first,
+    "conv1d": _conv1d,
+    "conv1d_merge": _conv1d_merge,
+    "convolution": _convolution,
 }
 # {Hugging Face's name: (layout, path in our parameters, ...)}. If there are several paths, our
 # arrays are concatenated on the last axis, as for queries, keys and values in one matrix. "{}" in a
@@ -200,6 +210,7 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
         if not is_stack(name):
             arrays_of[name] = [convert(array) for array in arrays]
             continue
+        # strict, because arrays of one matrix with different numbers of layers mean a wrong table.
         for repeat, parts in enumerate(zip(*arrays, strict=True)):
             arrays_of[layer_name(name, repeat)] = [convert(part) for part in parts]
     return arrays_of
@@ -226,19 +237,22 @@ def first_rows(params, names: tuple[str, ...], count: int):
     return jax.tree_util.tree_map_with_path(cut, params)
 
 
-# --------------------------------------------------------------------------------------------------
-# The weights in Hugging Face folders. Only safetensors are read, because they cannot run code.
+# -------------------------------------------------------------- the weights in Hugging Face folders
 
-# {suffix of a name in an early checkpoint: suffix today}
+# Only safetensors are read, because a pickled file can run code when it is loaded.
+
+# {suffix of a name in an early checkpoint: suffix today}. Early checkpoints are renamed, because
+# they are still published and transformers does so, too.
 _RENAMED = {
     r"LayerNorm\.gamma": "LayerNorm.weight",
     r"LayerNorm\.beta": "LayerNorm.bias",
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
 }
+# Other dtypes are refused, because tensors of quantized checkpoints are not weights by themselves.
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_MAX_NAMES = 8  # tensor names in an error message
+_MAX_NAMES = 8  # tensor names in an error message, which would otherwise list a whole checkpoint
 
 
 def read(
@@ -273,12 +287,15 @@ def read(
     for name, parts in targets.items():
         file, stored_name = tensors[name]
         fill(f"{folder}: {stored_name}", parts, file, stored_name)
+    # A checkpoint may leave constants out, but other values than ours would make it another model.
     for name in constants.keys() & tensors.keys():
         values = np.empty_like(constants[name])
         fill(f"{folder}: {name}", [values], *tensors[name])
         if not np.array_equal(values, constants[name]):
             raise UserError(f"{folder}: {name} has values for which our model has no parameter")
 
+    # A copy of a tied tensor is not read, but if its values differ, it is no copy, and the model
+    # would silently lose one of the two.
     for name in sorted(others):
         suffixes = next((tied[end] for end in tied if name.endswith(end)), ())
         source = next((each for end in suffixes for each in targets if each.endswith(end)), None)
@@ -292,7 +309,7 @@ def _check_tied(folder: pathlib.Path, tensor: tuple, parts: list[np.ndarray], na
     (part,) = parts
     shape = tuple(file.get_slice(stored_name).get_shape())
     if shape[1:] != part.shape[1:]:
-        return  # no output of a model of this width
+        return  # of another width, so it is not this model's output
     copy = np.empty_like(part)
     if shape == part.shape:
         fill(f"{folder}: {stored_name}", [copy], file, stored_name)
@@ -313,7 +330,8 @@ def listed(names: Iterable[str]) -> str:
 
 def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
     """Fills the views with one tensor of a safetensors file, split along its last axis."""
-    # A slice reads only the header. Shape and dtype are checked before the values are loaded.
+    # A slice reads only the header, so that a wrong shape or dtype is refused before gigabytes are
+    # loaded.
     header = file.get_slice(name)
     *leading, last = parts[0].shape
     shape = (*leading, last * len(parts))
@@ -325,6 +343,7 @@ def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
         raise UserError(f"{source} has dtype {header.get_dtype()}: not one of {', '.join(_DTYPES)}")
     for part, piece in zip(parts, np.split(file.get_tensor(name), len(parts), axis=-1)):
         part[...] = piece
+        # Otherwise it would only show up later, as a loss that is NaN.
         if not np.isfinite(part).all():
             raise UserError(f"{source} has values that are not finite")
 
@@ -362,7 +381,7 @@ def write(
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         tensors[name] = np.ascontiguousarray(joined)
     try:
-        # transformers refuses a file without this metadata.
+        # With this metadata, because transformers refuses a file without it.
         save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{folder}: can't be written ({error})") from None

@@ -63,7 +63,8 @@ def in_translation(
         return between(weights_in(model, params, "encoder", source, method="encode"), keys, keys)
     queries = Side.of(tokenizers.target, target_ids, pieces)
     if kind == "decoder":
-        # The decoder's inputs are its outputs, shifted right by the start token.
+        # The decoder reads its outputs shifted right by the start token, so a key is labeled with
+        # the word that stands there, and a query with the next one.
         keys = Side(["<s>"], [0]) + Side.of(tokenizers.target, target_ids[:-1], pieces)
     inputs = Inputs(jnp.array([[tokenizers.target.start_id, *target_ids[:-1]]]))
     weights = weights_in(model, params, "decoder", source, inputs, cross=kind == "cross")

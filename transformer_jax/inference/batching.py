@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------------------
-# The special tokens around a text.
+# ----------------------------------------------------------------- the special tokens around a text
 
 
 def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -36,8 +35,7 @@ def with_start(ids: list[int], tokenizer, data) -> list[int]:
     return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids
 
 
-# --------------------------------------------------------------------------------------------------
-# Batches of texts: padding to few shapes, and results in the order of the inputs.
+# ------------------------------------ padding to few shapes, and results in the order of the inputs
 
 T = TypeVar("T")
 
@@ -69,6 +67,7 @@ def padded(rows: Sequence[Sequence], length: int, num_rows: int | None = None) -
     `rows`.
     """
     shape = next((np.shape(values[0]) for values in rows if len(values)), ())
+    # int32, because JAX would convert NumPy's int64 to it anyway, with a copy.
     array = np.zeros((num_rows or len(rows), length, *shape), np.int32)
     for row, values in enumerate(rows):
         array[row, : len(values)] = values
@@ -77,6 +76,7 @@ def padded(rows: Sequence[Sequence], length: int, num_rows: int | None = None) -
 
 def in_order(results: Iterable[tuple[int, T]]) -> Iterator[T]:
     """Yields the results in the order of their indices 0, 1, 2, ..., each as soon as possible."""
+    # Only results that come too early are kept, so that inputs may be an endless stream.
     waiting, next_number = {}, 0
     for number, result in results:
         waiting[number] = result

@@ -19,8 +19,7 @@ from transformer_jax.inference.generation import limit_in_window
 from transformer_jax.inference.token_constraints import UNCONSTRAINED, Constraints, Written, end_ids
 from transformer_jax.layers.decoding import State, on_rows
 
-# --------------------------------------------------------------------------------------------------
-# The state of a search: open and finished hypotheses, and the outputs made from them.
+# ----------------------------------------------------------- the state of a search, and its outputs
 
 
 class Beams(NamedTuple):
@@ -74,13 +73,14 @@ class Search(NamedTuple):
         return self.open.ids.shape[2]
 
 
-# --------------------------------------------------------------------------------------------------
-# Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
-# section 6.1, or as in transformers.
+# -------------------------------------------------------------------------------------- beam search
 
-_BLOCK_SIZE = 128  # entries of a block in `_largest`
+# The length penalty is equation 14 of Wu et al. 2016, which Vaswani et al. 2017, section 6.1,
+# follow, or the one of transformers, so that converted checkpoints translate as they do there.
+
+_BLOCK_SIZE = 128  # of `_largest`, where small blocks mean many maxima, large ones long searches
 NEVER = -1e9  # score of an empty entry: finite, because -inf minus -inf would be NaN
-_EMPTY = NEVER / 10  # below the score of any hypothesis, above that of an empty entry
+_EMPTY = NEVER / 10  # a threshold that all hypotheses exceed and no empty entry reaches
 
 
 def length_penalty(length: Array | float | int, alpha: float, kind: str = "gnmt") -> Array | float:
@@ -175,6 +175,8 @@ class BeamSearch:
         """
         beams = (len(limits), self.beam)
         state = on_rows(type(state).reorder, state, jnp.zeros(beams, jnp.int32))
+        # One slot is enough for the first tokens. `admit` and `resized` add those of the search
+        # that the inputs join.
         search = self.empty(len(limits), 1, state, before)
         # At the start all K hypotheses of an input are equal. Only the first may branch; otherwise
         # the beam would hold K copies of the same hypothesis.
@@ -216,9 +218,13 @@ class BeamSearch:
 
         def is_unfinished(search):
             running = self.running(search)
+            # A running input needs a slot for its next token. Only the host can add slots, between
+            # two calls, because shapes are fixed within one.
             return (jnp.sum(~running) < free) & jnp.all(~running | (search.lengths < search.slots))
 
         def write(search):
+            # The index is -1 in a free row, which is harmless, because nothing reads what such a
+            # row writes.
             last = (search.lengths - 1)[:, None, None]
             tokens = jnp.take_along_axis(search.open.ids, last, axis=2)[..., 0]
             logits, state = step(search.state, tokens)
@@ -233,9 +239,13 @@ class BeamSearch:
     def _may_improve(self, search: Search) -> Bool[Array, " B"]:
         """Returns the rows whose best open hypothesis may still become one of the outputs."""
         if self.early_stopping == "first":
+            # Ended hypotheses are sorted, so that the last entry is filled once there are `beam` of
+            # them.
             return search.ended.scores[:, -1] < _EMPTY
         lengths = search.limits
         if self.early_stopping == "estimate":
+            # A free row has length 0, by whose penalty, 0 in the kind "length", the score would be
+            # divided.
             lengths = jnp.maximum(search.lengths, 1)
         num_best = self.n_best if self.early_stopping == "exact" else self.beam
         bound = search.open.scores[:, 0] / self._penalty(lengths)
@@ -247,12 +257,14 @@ class BeamSearch:
     def best(self, search: Search) -> Outputs:
         """Returns the best hypotheses of each row, (B, n_best)."""
         unended = search.open.scores / self._penalty(search.limits)[:, None]
-        # Hypotheses without an end token rank behind all that have ended. In a continuation, they
-        # count as much as the others.
+        # Hypotheses without an end token rank behind all that have ended, because a translation
+        # that is cut off is incomplete. A continuation may end anywhere, so there they count as
+        # much.
         behind = 0 if self.continues and self.early_stopping == "exact" else _EMPTY
         ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)
         ids = _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order)
+        # Slots that are not written yet hold 0, which may be the id of an end token.
         written = jnp.arange(search.slots) < search.lengths[:, None, None]
         ends = jnp.isin(ids, np.array(self.ends)) & written
         return Outputs(
@@ -294,8 +306,11 @@ class BeamSearch:
         # K open hypotheses are left. Greedy search needs a single candidate: it ends if the
         # likeliest token is an end token.
         num_candidates = (1 + len(self.ends)) * beam if beam > 1 else 1
+        # A score sums the log-probabilities of all tokens, for which bfloat16 is too coarse.
         logits = logits.astype(jnp.float32)
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        # Constraints see the log-probabilities of single tokens, before the scores of the
+        # hypotheses are added, as in transformers.
         log_p = self._constrained(log_p, search) + search.open.scores[..., None]
         scores, chosen = _largest(log_p.reshape(batch, beam * vocab), num_candidates)
         parent = chosen // vocab
@@ -309,10 +324,14 @@ class BeamSearch:
 
         is_end = jnp.isin(token, np.array(self.ends))
         ends = is_end & live
+        # As in transformers, only the `beam` likeliest candidates end, and all of them do at the
+        # limit.
         if self.early_stopping != "exact":
             at_limit = (length + 1 == search.limits)[:, None] & live
             ends = (ends | at_limit) & (jnp.arange(num_candidates) < beam)
         ended_scores = jnp.where(ends, scores / self._penalty(length + 1.0)[:, None], NEVER)
+        # Earlier hypotheses come first, so that a later one with an equal score does not replace
+        # them.
         best, order = jax.lax.top_k(
             jnp.concatenate([search.ended.scores, ended_scores], axis=1), beam
         )
@@ -328,6 +347,8 @@ class BeamSearch:
             lengths=length + live[:, 0],
             open=open_,
             ended=ended,
+            # The states of inputs that are done are reordered, too, since nothing reads them any
+            # more.
             state=search.state.reorder(_pick(parent, order)),
         )
 
@@ -359,6 +380,7 @@ def _largest(
     # their indices, this holds for the whole row.
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1], axis=1)
     index = (starts[blocks][..., None] + jnp.arange(_BLOCK_SIZE)).reshape(len(x), -1)
+    # The last block may reach beyond the row, where reads are filled with NaN, which would win.
     largest, order = jax.lax.top_k(jnp.where(index < x.shape[1], _pick(x, index), -jnp.inf), count)
     return largest, _pick(index, order)
 
@@ -368,8 +390,7 @@ def _pick(x: Shaped[Array, "B N ..."], chosen: Int[Array, "B M"]) -> Shaped[Arra
     return jnp.take_along_axis(x, chosen.reshape(*chosen.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Continuing prompts by beam search with a causal language model.
+# ---------------------------------------------------------------- continuing prompts by beam search
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
@@ -428,7 +449,8 @@ class BestContinuations:
         length = min(rounded_up(max(lengths), _LENGTH_MULTIPLE), slots)
         room = min(rounded_up(max(limits), _LENGTH_MULTIPLE), slots)
         missing = size - len(prompts)
-        # Rows that pad the batch have the limit 0, so they count as free.
+        # Rows that pad the batch have the limit 0, so that they count as free and the loop does not
+        # wait for them.
         inputs = (
             padded(prompts, length, size),
             np.array(lengths + [1] * missing, np.int32),
@@ -441,12 +463,14 @@ class BestContinuations:
     ) -> list[ScoredContinuation]:
         """Returns the continuations of a prompt."""
         rows = outputs.tokens(ends)
-        # Decoded without its prompt, a continuation may lose its first space.
+        # Decoded with its prompt, because a continuation may lose its first space without it.
         start, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
             ScoredContinuation(
                 text[len(start) :],
                 len(ids),
+                # Compared before and after `tokens`, because that removes an end token, if there
+                # was one.
                 "length" if len(ids) == length else "end",
                 float(score),
             )
@@ -477,6 +501,8 @@ class _Program:
             prompts, lengths, limits = split_rows((prompts, lengths, limits))
             logits, state = self.model.begin(params, prompts, lengths, slots=self.slots)
             search = self.search.begin(limits, logits, state, _right_aligned(prompts, lengths))
+            # All slots at once: no input joins later, so the loop need not return to the host for
+            # more.
             search = self.search.resized(search, self.room)
             search = self.search.advance(search, partial(self.model.step, params), len(prompts))
             return gathered(self.search.best(search))

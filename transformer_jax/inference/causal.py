@@ -39,12 +39,12 @@ from transformer_jax.inference.token_constraints import Constraints, end_ids
 from transformer_jax.layers.embeddings import check_ids, token_log_probs
 from transformer_jax.pictures.attention_maps import Attended
 
-# --------------------------------------------------------------------------------------------------
-# Log-probabilities of texts under a causal language model.
+# ----------------------------------------------------------------------- log-probabilities of texts
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
-# Number of batches that are read ahead and sorted by length together.
+# Batches that are read ahead and sorted by length together, which saves padding. It is not all of
+# them, because the pairs may be a stream.
 _SORTED_BATCHES = 16
 
 
@@ -81,12 +81,13 @@ class Scorer:
         tokenizer joins them to the word that follows. For the same reason, a token that spans the
         end of the context belongs to the continuation.
         """
+        # "The cat" + " sat" and "The cat " + "sat" must get the same score.
         contexts = [context.rstrip() for context, _ in pairs]
         texts = self.tokenizer.encode([context + continuation for context, continuation in pairs])
         pairs_of_ids = []
         for ids, context_ids in zip(texts, self.tokenizer.encode(contexts)):
-            # The whole text is encoded at once, as in training. Its first tokens may differ from
-            # those of the context alone, so the split is where the two begin to differ.
+            # The split is where the ids begin to differ, because the whole text is encoded at once,
+            # as in training, and its first tokens may differ from those of the context alone.
             border = len(os.path.commonprefix([ids, context_ids]))
             pairs_of_ids.append((self.with_start(ids[:border]), ids[border:]))
         return pairs_of_ids
@@ -119,15 +120,17 @@ class Scorer:
         self, params, rows: list[tuple[list[int], int]]
     ) -> Iterator[tuple[int, Likelihood]]:
         """Yields (index of a row, its likelihood). A row is (ids, how many at the end to score)."""
+        # Sorted, so that rows of similar lengths share a batch and hold little padding.
         for numbers in chunks(longest_first([len(ids) for ids, _ in rows]), self.batch):
             chosen = [rows[number] for number in numbers]
             length = rounded_up(len(chosen[0][0]) - 1, _LENGTH_MULTIPLE)
             length = min(length, self.model.window)
             tokens = padded([ids for ids, _ in chosen], length + 1, self.batch)
-            # A weight of 1 selects a target. Target i is token i + 1 of the row.
+            # A model that has read token i predicts token i + 1, so the weights are shifted by one.
             weights = np.zeros((self.batch, length), np.int32)
             for row, (ids, num_scored) in enumerate(chosen):
                 weights[row, len(ids) - 1 - num_scored : len(ids) - 1] = 1
+            # The length of a batch is not known when the mesh is chosen, which need not divide it.
             placement = self.placement.dividing(length=length)
             scores = jax.device_get(
                 hosts.run(_score, self.model, placement, params, tokens, weights)
@@ -156,8 +159,7 @@ def _score(
         return gathered((log_prob, jnp.all(likeliest | (weights == 0), axis=1)))
 
 
-# --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is causal, including chat and attention weights.
+# --------------------------------------------------------- the uses of a task whose model is causal
 
 
 class CausalUse:
@@ -222,7 +224,8 @@ class CausalUse:
         if tokenizer.eos_id != self.tokenizer.eos_id:  # a reply ends with its message, too
             ends = tuple(dict.fromkeys((tokenizer.eos_id, *decode.ends)))
         constraints = Constraints.of(decode, ends, never=tuple(tokenizer.never))
-        # A single text has no use for the sum of the probabilities.
+        # Renormalizing shifts all log-probabilities of a text alike, which only matters where
+        # hypotheses are compared with each other, in a beam search.
         constraints = dataclasses.replace(constraints, renormalize=False)
         return Generator(self.model, tokenizer, batch, placement, ends, constraints)
 
@@ -261,6 +264,7 @@ class CausalUse:
         tokenizer = self.chat_tokenizer
         limit = room_of_answer(self.model) if max_tokens is None else max_tokens
         how = sampling_from(how, sampling)
+        # A window that slides would lose the system message and start in the middle of a turn.
         request = Request(limit, how, _strings(stop), seed, watch, "refuse")
         encode = partial(prompt, tokenizer, self.model, limit)
         generator = self._generator(params, tokenizer.answering)
@@ -356,6 +360,7 @@ def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 def room_of_answer(model: Any) -> int:
     """Returns the default for the maximum length of a reply: a quarter of the window."""
+    # A recurrent model has no maximum length of which to take a quarter.
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
 
 

@@ -22,8 +22,7 @@ from transformer_jax.inference.attention import check_length
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.layers import activations
 
-# --------------------------------------------------------------------------------------------------
-# Contact prediction by a logistic regression on attention maps (Rao et al. 2020).
+# ------------------------------------- contacts by a regression on attention maps (Rao et al. 2020)
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 32
@@ -41,11 +40,14 @@ def corrected(
     """
     is_residue = residues(segment_ids)
     pairs = is_residue[:, None, :, None] & is_residue[:, None, None, :]  # (B, 1, P, P)
+    # float32, because sums over all pairs and a difference of similar numbers follow.
     maps = jnp.where(pairs, weights.astype(jnp.float32)[..., 1:-1, 1:-1], 0)
+    # Symmetrized, because contacts are symmetric and attention is not.
     maps = maps + jnp.swapaxes(maps, -1, -2)
     rows = maps.sum(axis=-1, keepdims=True)
     columns = maps.sum(axis=-2, keepdims=True)
     total = rows.sum(axis=-2, keepdims=True)
+    # A row of padding has the total 0, and 0 / 0 would be NaN.
     maps = maps - rows * columns / jnp.maximum(total, 1e-9)
     layers, batch, heads, size, _ = maps.shape
     return jnp.moveaxis(maps, (0, 2), (3, 4)).reshape(batch, size, size, layers * heads)
@@ -115,6 +117,7 @@ def likeliest(
     """
     size = len(probabilities)
     first, second = np.triu_indices(size, min_separation)
+    # Stable, so that equally likely contacts are listed in the order of their positions.
     order = np.argsort(-probabilities[first, second], kind="stable")[:count]
     pairs = zip(first[order] + 1, second[order] + 1, probabilities[first, second][order])
     return [(int(i), int(j), float(p)) for i, j, p in pairs]
@@ -129,8 +132,7 @@ def check_contacts(model: Any, name: str) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Scores of mutations by masked marginals (Meier et al. 2021, section 3).
+# --------------------------- scores of mutations by masked marginals (Meier et al. 2021, section 3)
 
 # Lengths, and the numbers of masked positions, are padded to multiples of these, so that few
 # shapes are compiled.
@@ -245,6 +247,7 @@ class Marginals:
             tokens, segments, positions = split_rows((tokens, segments, positions))
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
+            # The head is applied to the masked positions alone, because they are few of a row.
             masked = jnp.take_along_axis(hidden, positions[..., None], axis=1)
             logits = self.model.apply(variables, masked, method="logits")
             return gathered(jax.nn.log_softmax(logits))

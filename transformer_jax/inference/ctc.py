@@ -19,9 +19,8 @@ from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, in_order, rounded_up
 from transformer_jax.scores.ngrams import NGrams
 
-# --------------------------------------------------------------------------------------------------
-# Decoding log-probabilities of frames to sequences of tokens.
-#
+# -------------------------------------- decoding log-probabilities of frames to sequences of tokens
+
 # A path assigns a token to each of T frames; one of the tokens is the blank. Merging repeated
 # tokens and then removing blanks turns a path into a sequence (Graves et al. 2006, section 3). The
 # probability of a sequence is the sum over all paths that become this sequence.
@@ -43,6 +42,8 @@ class Decoded(NamedTuple):
 def greedy(log_probs: Float[np.ndarray, "T V"], blank: int = 0) -> Decoded:
     """Returns the sequence of the likeliest path, with the log-probability of this path."""
     path = log_probs.argmax(axis=1)
+    # The first frame has no predecessor that it could repeat. An empty utterance has no first
+    # frame.
     is_new = np.append(True, path[1:] != path[:-1]) if len(path) else np.zeros(0, bool)
     tokens = path[is_new & (path != blank)]
     return Decoded(tuple(tokens.tolist()), float(log_probs.max(axis=1, initial=-np.inf).sum()))
@@ -93,9 +94,11 @@ class PrefixBeam:
 
     def __call__(self, log_probs: Float[np.ndarray, "T V"], n_best: int = 1) -> list[Decoded]:
         """Returns the `n_best` sequences, best first."""
-        # The part of each prefix's score that the language model and the length bonus add.
+        # The part of each prefix's score that the language model and the length bonus add. It is
+        # kept apart, because it counts once for a prefix, however many paths lead to it.
         prior = {(): 0.0}
         prefixes = {(): _Prefix(0.0, _IMPOSSIBLE)}
+        # float64, because a score sums the log-probabilities of all frames of an utterance.
         for frame in log_probs.astype(np.float64):
             extended = self._extended(prefixes, frame, prior)
             ranked = sorted(extended, key=lambda p: prior[p] + extended[p].both, reverse=True)
@@ -111,10 +114,12 @@ class PrefixBeam:
     def _extended(self, prefixes: dict, frame: np.ndarray, prior: dict) -> dict[Tokens, _Prefix]:
         """Returns the prefixes after a frame, and adds the scores of the new ones to `prior`."""
         extended: dict[Tokens, list[float]] = {}
+        # Most tokens are very unlikely in a frame, and trying them would take most of the time.
         tried = [int(token) for token in np.flatnonzero(frame > self.least) if token != self.blank]
 
         def add(prefix: Tokens, end: int, value: float) -> None:
             state = extended.setdefault(prefix, [*_NONE])
+            # Several paths lead to one prefix, whose probability is their sum.
             state[end] = np.logaddexp(state[end], value)
 
         for prefix, state in prefixes.items():
@@ -125,10 +130,13 @@ class PrefixBeam:
                 # A token that equals the last one extends the prefix only after a blank. Without a
                 # blank in between, the two are merged.
                 before = state.blank if prefix and token == prefix[-1] else state.both
+                # Prefixes of probability 0 would take places in the beam.
                 if before == _IMPOSSIBLE:
                     continue
                 longer = (*prefix, token)
                 add(longer, 1, before + frame[token])
+                # The language model is asked once for each new prefix, since each answer is a
+                # distribution over all tokens.
                 if longer not in prior:
                     prior[longer] = prior[prefix] + self._added(prefix, token)
         return {prefix: _Prefix(*state) for prefix, state in extended.items()}
@@ -148,11 +156,10 @@ class PrefixBeam:
         return self.lm_weight * float(log_prob)
 
 
-# --------------------------------------------------------------------------------------------------
-# A character n-gram language model for the beam search.
+# -------------------------------------------- a character n-gram language model for the beam search
 
 _HELD_OUT = 10  # one text in this many is held out to fit the interpolation weights
-_MOST_CONTEXTS = 2**16  # maximum size of the cache of distributions
+_MOST_CONTEXTS = 2**16  # in the cache of distributions, which would grow with the audio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +191,12 @@ class SpellingModel:
 
     def __call__(self, tokens: tuple[int, ...]) -> Float64[np.ndarray, " V"]:
         """Returns the log-probabilities of the token after `tokens`."""
+        # Only what the longest n-gram reads, so that different histories share an entry of the
+        # cache.
         context = tokens[max(len(tokens) - len(self.ngrams.tables) + 1, 0) :]
         if context not in self._known:
             if len(self._known) >= _MOST_CONTEXTS:
+                # All at once, which needs no order of use; the frequent contexts soon come back.
                 self._known.clear()
             self._known[context] = np.log(self.ngrams.following(context, self.weights))
         return self._known[context]
@@ -197,14 +207,13 @@ def _joined(texts: Sequence[Sequence[int]], boundary: int) -> np.ndarray:
     return np.array([boundary, *tokens], np.int64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Transcribing audio with a model that has a CTC head.
+# ---------------------------------------------- transcribing audio with a model that has a CTC head
 
 # Each utterance is padded to a multiple of this many samples, so that few shapes are compiled. The
 # padding of an utterance depends only on its own length, so its transcript does not depend on the
 # other utterances of its batch.
 _MULTIPLE = 2**15
-_SORTED_BATCHES = 8  # number of batches of utterances that are read ahead
+_SORTED_BATCHES = 8  # batches read ahead, so that enough utterances share a padded length
 
 
 class Transcript(NamedTuple):
@@ -256,11 +265,13 @@ class Transcriber:
                 lengths = np.zeros(rows, np.int32)
                 for row, number in enumerate(part):
                     lengths[row] = len(chunk[number])
+                    # An empty utterance, as of a file that was skipped, has no mean to subtract.
                     if lengths[row]:
                         audio[row, : lengths[row]] = prepared(chunk[number], self.normalize)
                 log_probs = hosts.run(self._log_probs, placement, params, audio, lengths)
                 log_probs = jax.device_get(log_probs)
                 for row, number in enumerate(part):
+                    # Frames of the padding are left out, since the model may hear tokens in them.
                     frames = log_probs[row, : self.num_frames(len(chunk[number]))]
                     yield number, [self._transcript(each) for each in self.decoder(frames)]
 
@@ -272,6 +283,7 @@ class Transcriber:
         def computed(placement: Placement, params, audio, lengths):
             with placement.use():
                 logits = self.logits(params, *split_rows((audio, lengths)))
+                # float32, because the decoder sums over all frames.
                 return gathered(jax.nn.log_softmax(logits.astype(jnp.float32)))
 
         return jax.jit(computed, static_argnums=0)

@@ -15,8 +15,7 @@ from transformer_jax.inference import attention, batching
 from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.pictures.attention_maps import Attended
 
-# --------------------------------------------------------------------------------------------------
-# The hidden states of texts, from an Encoder or from the encoder of an encoder-decoder.
+# ----------------------------------------------------------------------- the hidden states of texts
 
 
 class StatesUse(abc.ABC):
@@ -58,8 +57,7 @@ class StatesUse(abc.ABC):
         return Reader(model, model.reader(self.text_tokenizer), batch, placement)
 
 
-# --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is an encoder, including masks and attention weights.
+# ----------------------------------------------------- the uses of a task whose model is an encoder
 
 
 class EncoderUse(StatesUse):

@@ -43,7 +43,8 @@ class Reader:
     placement: Placement
 
     def __post_init__(self):
-        # Raises the error for a tokenizer without special tokens now, not at the first text.
+        # Called for its error about a tokenizer without special tokens, so that it is raised now
+        # and not at the first text.
         batching.text_frame(self.model, self.tokenizer)
 
     def fill(
@@ -53,6 +54,8 @@ class Reader:
         if "fill" not in self.model.can:
             raise UserError(f"the model {type(self.model).__name__} does not fill masks")
         self.tokenizer.required("mask", user=type(self.model).__name__)
+        # Checked here and not in the generator below, so that a wrong option is refused by the call
+        # itself rather than by the first result.
         treatment = self._long_texts(long, ("split", "skip", "refuse"))
         return self._filled(params, texts, top_k, treatment)
 
@@ -61,6 +64,8 @@ class Reader:
             for chunk in chunks(enumerate(texts, 1), self.batch):
                 parts = [self._masked_parts(number, text, treatment) for number, text in chunk]
                 fillings = []
+                # Parts of several texts share a batch, because a long text has many parts and most
+                # have one.
                 for rows in chunks(itertools.chain.from_iterable(parts), self.batch):
                     fillings += self._fillings(params, rows, top_k)
                 fillings_of_parts = iter(fillings)
@@ -81,6 +86,7 @@ class Reader:
         if treatment.way == "skip":
             return []
         parts = arguments.split(text, self._encode_masked, self._max_tokens)
+        # Only parts with masks are read, because the others have nothing to fill.
         return [part for part in parts if mask in part]
 
     def _encode_masked(self, texts: list[str]) -> list[list[int]]:
@@ -143,6 +149,8 @@ class Reader:
             return
         tokens, segments = self._padded(rows)
         states = hosts.run(Reader._states, self, params, tokens, segments, layers)
+        # float32, because the states are bfloat16 on accelerators, which NumPy itself does not
+        # have.
         states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
             count = len(ids) + self._num_special
@@ -191,6 +199,7 @@ class Reader:
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
             logits = self.model.apply(variables, hidden, method="logits")
+            # Further rows only pad the output layer, and are no words.
             logits = logits[..., : self.tokenizer.vocab_size]
             # A mask is never filled with a special token: some objectives never train their
             # embeddings, so their logits would be arbitrary.

@@ -21,8 +21,7 @@ from transformer_jax.inference.token_constraints import UNCONSTRAINED, Constrain
 from transformer_jax.layers.decoding import State, on_rows, split
 from transformer_jax.pictures.progress import say
 
-# --------------------------------------------------------------------------------------------------
-# Decoding one token at a time, greedily or by sampling.
+# -------------------------------------------- decoding one token at a time, greedily or by sampling
 
 # Block size of the two-stage draw in `drawn`. Its cost grows with the number of blocks plus the
 # size of a block, which is least near the square root of the vocabulary's size.
@@ -48,6 +47,8 @@ class Sampling:
                 number = "a whole number" if field.type is int else "a number"
                 raise UserError(f"{field.name}={value!r}: must be {number}")
         self._check("repetition_penalty", self.repetition_penalty > 0, "above 0")
+        # A far smaller temperature would make the divided logits infinite, and infinity minus their
+        # maximum, infinity, is NaN.
         is_temperature = self.temperature == 0 or self.temperature >= 1e-6
         self._check("temperature", is_temperature, "0 or at least 1e-6")
         self._check("top_k", self.top_k >= 0, "at least 0")
@@ -71,10 +72,12 @@ class Sampling:
         # In bfloat16, cumulated probabilities would lose the tail of the distribution.
         logits = logits.astype(jnp.float32)
         if self.repetition_penalty != 1:
+            # Negative logits are multiplied, because dividing them would make the token likelier.
             penalized = jnp.where(
                 logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
             )
             logits = jnp.where(seen, penalized, logits)
+        # After the penalty, which greedy decoding obeys as well, and before the division by 0.
         if self.temperature == 0:
             return logits.argmax(axis=-1).astype(jnp.int32)
         logits = logits / self.temperature
@@ -85,6 +88,8 @@ class Sampling:
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), self.top_p), logits, -jnp.inf)
+        # Subtracting the maximum keeps exp from overflowing. The weights need not sum to 1, because
+        # `drawn` scales its random number by their sum.
         weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
         return drawn(weights, jax.vmap(jax.random.uniform)(keys))
 
@@ -134,6 +139,7 @@ def drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Arra
     random number for each entry of the vocabulary, which takes 20 times as long on a CPU.
     """
     batch, vocab = weights.shape
+    # Padding has the weight 0, so that it is never drawn.
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK_TOKENS)))
     blocks = blocks.reshape(batch, -1, _BLOCK_TOKENS)
 
@@ -194,6 +200,7 @@ def sample(
 
     def running(loop):
         number, texts = loop
+        # Checked at each token, since most texts end long before the limit of the call.
         return (number < steps) & ~texts.ended.all()
 
     def write(texts, fixed):
@@ -203,6 +210,8 @@ def sample(
         # a call, nor when the window moves.
         keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.num_before + texts.lengths)
         logits = texts.logits
+        # Both sides are static, so that a program without constraints traces none of this and does
+        # not need `prompts` and `whole`, which are then None.
         if constraints != UNCONSTRAINED:
             written = Written(
                 texts.ids[:, None],
@@ -210,12 +219,16 @@ def sample(
                 texts.lengths - fixed.prompts,
                 fixed.whole - fixed.prompts,
             )
+            # The axis of length 1 is there because constraints are written for the K hypotheses of
+            # a beam search.
             logits = constraints(logits[:, None].astype(jnp.float32), written, ends)[:, 0]
         token = how.draw(logits, texts.seen, keys)
         live = ~texts.ended & ~jnp.isin(token, np.array(ends))
+        # Rows that have ended write back what they hold, because all rows take part in the scatter.
         ids = texts.ids.at[rows, texts.lengths].set(
             jnp.where(live, token, texts.ids[rows, texts.lengths])
         )
+        # `max` instead of `set`, so that a row that has ended does not forget a token.
         seen = None if texts.seen is None else texts.seen.at[rows, token].max(live)
         lengths = texts.lengths + live
         ended = ~live | (lengths >= fixed.limits)
@@ -232,16 +245,16 @@ def sample(
     return jax.lax.while_loop(running, advance, (jnp.int32(0), texts))[1]
 
 
-# --------------------------------------------------------------------------------------------------
-# Continuing prompts with a causal language model: batches, a sliding window and stop strings.
+# -------------------------------------- continuing prompts: batches, a sliding window, stop strings
 
 WINDOWS = ("slide", "refuse")
-MAX_TOKENS = 100  # of a continuation, by default
+MAX_TOKENS = 100  # default of a continuation, because a text need not come to an end by itself
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 LENGTH_MULTIPLE = 64
-# Tokens between two calls of `watch`, and between two searches for stop strings. Each of them
-# copies the tokens to the host and decodes the whole texts.
+# Tokens between two calls of `watch`, and between two searches for stop strings. The searches are
+# not made at each token, because each of them waits for the devices, copies the tokens to the host
+# and decodes the whole texts.
 _WATCH_EVERY = 8
 
 
@@ -329,6 +342,8 @@ def limit_in_window(model: Any, prompt: list[int], number: int, max_tokens: int 
     """
     limit = max_tokens
     if limit is None:
+        # At least 1, so that a prompt that leaves no room raises the error below instead of ending
+        # empty.
         limit = max(min(MAX_TOKENS, model.window - len(prompt)), 1)
     if len(prompt) + limit > model.window:
         raise UserError(
@@ -343,7 +358,7 @@ class _Batch:
 
     A text that fills its window continues from the last half of it, which becomes a new prompt.
     It waits until the other texts have filled their windows or have ended, because all windows are
-    then read in one call.
+    then read in one call. `starts` holds the index in each text at which its window starts.
     """
 
     def __init__(
@@ -363,16 +378,18 @@ class _Batch:
         self.ids = [list(ids) for ids in prompts]
         self.prompt_lengths = np.array([len(ids) for ids in prompts])
         self.max_lengths = self.prompt_lengths + np.array(limits)
-        # The index in its text at which each window starts.
         self.starts = np.zeros(len(prompts), int)
         self.done = np.zeros(len(prompts), bool)
+        # Decoded once, because `_outputs` cuts the prompts from the decoded texts at each call.
         self.prompts = self.tokenizer.decode(prompts)
 
     def write(self, first: int, size: int) -> list[Continuation]:
         """Continues the texts in a batch of `size` rows; `first` is the index of the first text."""
-        # A row's key depends on the seed and the index of its prompt, not on the batch.
+        # A row's key depends on the seed and the index of its prompt, not on the batch, so that
+        # config.decode.batch does not change the texts.
         key = jax.random.key(self.request.seed)
         keys = jax.vmap(partial(jax.random.fold_in, key))(first + jnp.arange(size))
+        # As key data, because windows consist of NumPy arrays, which have no typed keys.
         data = np.asarray(jax.random.key_data(keys))
         while not self.done.all():
             self._slide()
@@ -388,12 +405,16 @@ class _Batch:
         max_length = self.model.window
         lengths = self._lengths()
         is_full = lengths - self.starts >= max_length
+        # Half is a compromise: a shorter rest loses more context, and a longer one fills the window
+        # again after fewer new tokens, each time with a pass over all of it.
         self.starts = np.where(is_full, lengths - max_length // 2, self.starts)
 
     def _fill(self, keys: np.ndarray) -> None:
         """Generates until each text has ended or its window is full."""
         window, slots = self._window(keys)
         programs, how = self.programs, self.request.how
+        # If nobody reads unfinished texts, one call fills the window, because each return to the
+        # host waits for the devices.
         steps = _WATCH_EVERY if self.request.needs_text else slots
         texts = hosts.run(Programs.begin, programs, self.params, window, steps, slots, how)
         while True:
@@ -401,7 +422,10 @@ class _Batch:
             outputs, stops = self._outputs()
             if self.request.watch:
                 self.request.watch(outputs)
+            # Stop strings are found in the decoded texts, because they may start or end within a
+            # token.
             self.done |= np.array([at is not None for at in stops])
+            # `ended` is longer than `done`, because it has the rows that pad the batch.
             ended[: len(self.done)] |= self.done
             if ended.all():
                 break
@@ -411,6 +435,8 @@ class _Batch:
             )
         lengths = self._lengths()
         is_full = lengths - self.starts >= self.model.window
+        # A text that filled neither its window nor its limit has ended by itself, since only then
+        # do the steps end early.
         self.done |= ~(is_full & (lengths < self.max_lengths))
 
     def _window(self, keys: np.ndarray) -> tuple["Window", int]:
@@ -428,7 +454,8 @@ class _Batch:
         num_before[live] = self.starts[live]
         limits = np.ones(size, np.int32)
         limits[live] = np.minimum((self.max_lengths - self.starts)[live], max_length)
-        # A short text needs no cache of full length. After the first window, all have one shape.
+        # A short text needs no cache of full length, which each step would read. After the first
+        # window, all windows have one shape, so that nothing is recompiled.
         slots = max_length
         if not num_before.any():
             slots = min(rounded_up(limits.max(), LENGTH_MULTIPLE), max_length)
@@ -453,6 +480,7 @@ class _Batch:
         """
         if self.request.how.repetition_penalty == 1:
             return None
+        # Made on the host, because the window on the devices lacks the tokens in front of it.
         seen = np.zeros((size, self.model.vocab_size), bool)
         for row, ids in enumerate(self.ids):
             seen[row, ids] = True
@@ -474,7 +502,7 @@ class _Batch:
         """Returns each continuation up to its first stop string, and the index of the latter in the
         continuation, or None.
         """
-        # Decoded without its prompt, a continuation may lose its first space.
+        # Decoded with its prompt, because a continuation may lose its first space without it.
         texts = self.tokenizer.decode(self.ids)
         outputs = [text[len(prompt) :] for text, prompt in zip(texts, self.prompts)]
         found = [[output.find(text) for text in self.request.stop] for output in outputs]
@@ -485,6 +513,7 @@ class _Batch:
         finished = "end"
         if len(self.ids[row]) == self.max_lengths[row]:
             finished = "length"
+        # Last, because a text with a stop string may also have reached its limit in the same call.
         if stop is not None:
             finished = "stop"
         num_tokens = len(self.ids[row]) - int(self.prompt_lengths[row])
@@ -509,6 +538,8 @@ class Programs:
     placement: Placement
     constraints: Constraints = UNCONSTRAINED
 
+    # `slots` is static, because it is a shape. `steps` is traced, so that another number of steps
+    # needs no compilation.
     @partial(jax.jit, static_argnums=(0, 4, 5))
     def begin(
         self, params, window: Window, steps: Int[Array, ""] | int, slots: int, how: Sampling
@@ -518,10 +549,12 @@ class Programs:
             tokens, lengths, seen, fixed = split_rows(window)
             batch, size = tokens.shape
             logits, state = self.model.begin(params, tokens, lengths, slots=slots)
+            # As long as the cache, so that the loop writes each token in place.
             ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(tokens)
             texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, state)
             return self._more(params, texts, fixed, steps, how)
 
+    # Donating `texts` keeps XLA from copying the KV cache at each call.
     @partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
     def resume(
         self, params, texts: Texts, fixed: Fixed, steps: Int[Array, ""] | int, how: Sampling
@@ -532,21 +565,23 @@ class Programs:
 
     def _more(self, params, texts, fixed, steps, how):
         def step(state, tokens):
-            # Without the barrier, XLA gathers all sharded parameters at once, before the loop.
+            # Without the barrier, XLA gathers all sharded parameters at once, before the loop, and
+            # each device needs the memory of the whole model.
             return self.model.step(*sharding.gather_after(params, state), tokens)
 
         fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
         rules = dict(how=how, ends=self.ends, constraints=self.constraints)
         texts = split(sample(step, texts, fixed, steps, **rules))
-        # The host reads these three after each call; the others stay split over the devices.
+        # Only these three are gathered, because the host reads them after each call. The others, of
+        # which the KV cache is by far the largest, stay split over the devices.
         ids, lengths, ended = gathered((texts.ids, texts.lengths, texts.ended))
         return texts._replace(ids=ids, lengths=lengths, ended=ended)
 
 
-# --------------------------------------------------------------------------------------------------
-# Best-of-n sampling with a reward model (Stiennon et al. 2020).
+# ------------------------------------ best-of-n sampling with a reward model (Stiennon et al. 2020)
 
-# Continuations that are scored in one call; those of one prompt are never separated.
+# Continuations that are scored in one call. It bounds what a stream of prompts holds in memory;
+# those of one prompt are never separated, because the best is chosen among all of them.
 _SCORED = 1024
 
 
@@ -574,7 +609,7 @@ def best_of(
     """
     if n < 1:
         raise UserError(f"best_of={n}: must be at least 1")
-    # A stream of prompts is never held as a whole: each is repeated, continued, and scored in turn.
+    # A stream of prompts may be endless, so each is repeated, continued, and scored in turn.
     repeated = (prompt for prompt in arguments.as_texts(prompts) for _ in range(n))
     to_score, to_continue = itertools.tee(repeated)
     drawn = zip(to_score, generate(to_continue))

@@ -45,6 +45,7 @@ class Coder:
     def _computed(self, method: str, rows: np.ndarray) -> np.ndarray:
         parts = []
         for chunk in chunks(rows, self.batch):
+            # The last batch is padded to the shape of the others, so that nothing is recompiled.
             padding = [np.zeros_like(chunk[0])] * (self.batch - len(chunk))
             arrays = np.stack([*chunk, *padding])
             computed = hosts.run(_apply, self.model, self.placement, method, self.params, arrays)
@@ -78,8 +79,10 @@ class CodeSampler:
         """Returns the image tokens of one image for each of the `classes`, which count from 0."""
         rows = placement.rows(len(classes))
         first = np.zeros(rows, np.int32)
+        # Shifted, because the class tokens come after the image tokens in the vocabulary.
         first[: len(classes)] = classes + self.num_codes
         key = jax.random.key(seed)
+        # The temperature is traced, so that another one needs no compilation.
         computed = hosts.run(
             CodeSampler._drawn, self, placement, params, first, key, np.float32(temperature)
         )
@@ -106,6 +109,7 @@ class CodeSampler:
                 logits = self.model.apply(variables, state, method="logits")
                 # The rest of the vocabulary is class tokens, which an image does not contain.
                 logits = logits[:, : self.num_codes] / temperature
+                # The key depends on the position, so that no two tokens share random numbers.
                 drawn = jax.random.categorical(jax.random.fold_in(key, position), logits)
                 return tokens.at[:, position + 1].set(drawn)
 

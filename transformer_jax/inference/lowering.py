@@ -45,6 +45,8 @@ def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
     running = _split(empty, placement)
     held = (prepared, running)
     return {
+        # Both count what they do not use, because the running search stays on the devices while
+        # inputs are encoded, and the encoded inputs stay there while the search goes on.
         "reading": Decoding(Stream.begin.lower(stream, *inputs), held),
         "searching": Decoding(
             Stream.advance.lower(stream, prepared, running, np.int32(1)), (*held, read)

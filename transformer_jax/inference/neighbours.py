@@ -11,8 +11,9 @@ from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.inference.static_vectors import StaticVectors, normalised
 from transformer_jax.storage import buckets
 
-_NUM_STATIC = 8  # neighbors by embedding
-_ROUNDING = 1e-5  # cosines that differ by less count as equal
+_NUM_STATIC = 8
+_ROUNDING = 1e-5  # cosines that differ by less count as equal, because float32 rounds them
+# Words in a text carry punctuation, which the word that the user names does not.
 _PUNCTUATION = "\"'.,;:!?()"
 
 
@@ -52,6 +53,7 @@ class Neighbours:
     @property
     def chance(self) -> Float[np.ndarray, " N"]:
         """The share of all neighbors of each occurrence that have the same sense (chance level)."""
+        # -inf marks occurrences in one text, and it does so in all layers.
         is_neighbor = np.isfinite(self.cosines[0])
         same = np.equal.outer(self.senses, self.senses) & is_neighbor
         return same.sum(axis=1) / is_neighbor.sum(axis=1)
@@ -98,6 +100,7 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     states, numbers, total, count = [], [], 0.0, 0
     lines = [text for _, text in texts]
     for number, (pieces, text_states) in enumerate(task.features(params, lines, layers)):
+        # Summed text by text, because the states of all tokens together may not fit in memory.
         total = total + text_states.sum(axis=1)
         count += len(pieces)
         for indices in _token_indices(task.tokenizer, pieces, lines[number], word):
@@ -106,12 +109,14 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     if len(set(numbers)) < 2:
         raise UserError(f"--word={word}: fewer than two of the texts have this word")
     # The states of a Transformer share a large mean, which would make all cosines large.
-    centered = np.stack(states, axis=1) - (total / count)[:, None]  # (layers + 1, N, M)
+    centered = np.stack(states, axis=1) - (total / count)[:, None]
     cosines = _cosines(centered, centered)
     is_same = np.equal.outer(numbers, numbers)
     return Neighbours(
         [lines[number] for number in numbers],
         [texts[number][0] for number in numbers],
+        # Occurrences in one text share their context, so that they would be nearest to each other
+        # whatever their sense.
         np.where(is_same, np.float32(-np.inf), cosines),
         static(task, params, word),
     )
@@ -133,9 +138,10 @@ def _token_indices(tokenizer, pieces: list[str], text: str, word: str) -> list[l
     ids = tokenizer.encode(text)
     if not ids:
         return []
-    start = int(pieces[0] != tokenizer.pieces(ids[:1])[0])  # skips a special token in front
+    # The model may have read a special token in front, which the ids of the text lack.
+    start = int(pieces[0] != tokenizer.pieces(ids[:1])[0])
     words, word_of_token = tokenizer.words(ids)
-    # The end of a text that is too long was not read.
+    # Cut like the states, because the end of a text that is too long was not read.
     word_of_token = np.array(word_of_token)[: len(pieces) - start]
     numbers = [n for n, name in enumerate(words) if _plain(name) == _plain(word)]
     indices = [(np.flatnonzero(word_of_token == number) + start).tolist() for number in numbers]

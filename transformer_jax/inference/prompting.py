@@ -16,8 +16,7 @@ from transformer_jax.inference.generation import Sampling
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.storage import buckets
 
-# --------------------------------------------------------------------------------------------------
-# The task file: items, examples, and the form of the prompts.
+# -------------------------------------- the task file: items, examples, and the form of the prompts
 
 NORMALIZE = ("none", "length", "unconditional")
 _TYPE_NAMES = {list: "a list", int: "a whole number"}
@@ -60,6 +59,7 @@ class Prompts:
         """Returns the prompt of an item."""
         template = self.template.removesuffix("{output}")
         parts = [self.description] if self.description else []
+        # `replace` and not `format`, because templates and inputs may contain other braces.
         parts += [template.replace("{input}", each.input) + each.output for each in examples]
         parts.append(template.replace("{input}", item.input))
         return self.separator.join(parts)
@@ -75,6 +75,7 @@ def read(path: str) -> Prompts:
     """
     try:
         with buckets.reading(path):
+            # utf-8-sig drops the byte order mark that some editors put in front.
             content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8") from None
@@ -107,6 +108,7 @@ def _of_json(cls, values, where: str):
         if not isinstance(value, fields[key].type):
             kind = _TYPE_NAMES.get(fields[key].type, "a text")
             raise UserError(f"{where}: {key} must be {kind}")
+    # Only the first field has no default.
     if (first := next(iter(fields))) not in values:
         raise UserError(f"{where}: {first} is missing")
     choices = values.get("choices", [])
@@ -171,9 +173,9 @@ def _check_output(prompts: Prompts, entry: Item, where: str) -> None:
         raise UserError(f"{where}: output {entry.output!r} is not one of its choices")
 
 
-# --------------------------------------------------------------------------------------------------
-# Evaluation: a prompt describes a task and shows zero, one or a few examples (Brown et al. 2020,
-# section 2).
+# ---------------------------------------------------------------------------- evaluation in context
+
+# A prompt describes a task and shows zero, one or a few examples (Brown et al. 2020, section 2).
 
 # A generated completion may have this many tokens more than the longest right one, so that a
 # completion that goes on after the right one does not count as right.
@@ -215,6 +217,8 @@ def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
 def _accuracies(prompts: Prompts, predictions: list[str]) -> dict[str, Any]:
     by_output = collections.defaultdict(list)
     for item, prediction in zip(prompts.items, predictions):
+        # Stripped on both sides, because outputs in a file may have spaces around them, and
+        # generated completions have none.
         by_output[item.output].append(prediction.strip() == item.output.strip())
     results = {"accuracy": float(np.mean(sum(by_output.values(), [])))}
     if prompts.choices:
@@ -251,11 +255,14 @@ def _texts(task, prompts: Prompts, shots: int, room: int) -> tuple[list[str], in
     """
     texts, shortened = [], 0
     for number, item in enumerate(prompts.items):
-        # Seeding by the item's index makes its examples independent of the other items. The k
-        # examples are the first k of the k + 1 that the item is shown with one more shot.
+        # Seeded by the item's index, so that its examples do not depend on the other items. A
+        # permutation is cut, so that the k examples are the first k of the k + 1 with one more
+        # shot.
         random = np.random.default_rng([prompts.seed, number])
         examples = [prompts.examples[i] for i in random.permutation(len(prompts.examples))[:shots]]
         candidates = _Candidates(task, prompts, item, examples)
+        # A prompt grows with its number of examples, so that a bisection encodes only a few
+        # prompts.
         count = bisect.bisect_right(range(shots + 1), room, key=candidates.num_tokens) - 1
         if count < 0:
             raise UserError(
@@ -286,6 +293,7 @@ class _Candidates:
 
 def _longest(task, completions: list[str]) -> int:
     """Returns the number of tokens of the longest completion."""
+    # With the space that stands in front of it in a prompt, because tokenizers join the two.
     return max(map(len, task.tokenizer.encode([f" {completion}" for completion in completions])))
 
 
@@ -299,12 +307,13 @@ def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
         num_tokens = likelihood.tokens if prompts.normalize == "length" else 1
         scores.append(likelihood.log_prob / num_tokens)
     if prompts.normalize == "unconditional":
-        # Items often share their choices, each of which needs to be scored only once.
+        # Each distinct choice is scored once, because items often share their choices.
         distinct = list(dict.fromkeys(choice for _, choice in pairs))
         alone = [(prompts.answer_context, choice) for choice in distinct]
         priors = dict(zip(distinct, task.log_likelihoods(params, alone)))
         scores = [score - priors[choice].log_prob for score, (_, choice) in zip(scores, pairs)]
     scores = iter(scores)
+    # `max` calls the key once for each choice, in their order, which is that of the scores.
     return [max(own, key=lambda _: next(scores)) for own in choices]
 
 

@@ -38,6 +38,7 @@ class StaticVectors:
             path = task.model.word_table.split("/")
             table = functools.reduce(lambda tree, name: tree[name], path, params)
         tokenizer = task.tokenizer.target
+        # Further rows only pad the table, to a multiple of config.model.vocab_multiple.
         return cls(tokenizer, np.asarray(table, np.float32)[: tokenizer.vocab_size])
 
     @property
@@ -81,14 +82,17 @@ class StaticVectors:
     def analogy(self, words: tuple[str, str, str], count: int) -> list[tuple[str, float]]:
         """Returns the words nearest to b - a + c, without a, b and c, and with their cosines."""
         ids = [self.id_of(word) for word in words]
+        # Unit vectors, so that no word counts for more because its vector is long.
         a, b, c = self.unit[ids]
         return self._nearest(b - a + c, ids, count)
 
     def _nearest(self, vector, excluded: list[int], count: int) -> list[tuple[str, float]]:
         cosines = self.unit @ normalised(vector)
-        # The vectors of special tokens are those of no word: many are never trained.
+        # Special tokens are left out, because they are no words and many are never trained.
         cosines[self.tokenizer.special] = -np.inf
+        # Otherwise the words of the question would be the nearest ones.
         cosines[excluded] = -np.inf
+        # A small vocabulary may have fewer words than `count`, and excluded ones must not fill up.
         order = [i for i in np.argsort(-cosines)[:count].tolist() if cosines[i] > -np.inf]
         return list(zip(self.tokenizer.pieces(order), cosines[order].tolist()))
 

@@ -21,11 +21,12 @@ from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import BeamSearch, Outputs, Search
 from transformer_jax.layers.decoding import split
 
-# The search pauses to admit inputs as soon as one row in this many is free.
+# The search pauses to admit inputs as soon as one row in this many is free. A pause costs a return
+# to the host, and until the pause free rows are computed for nothing.
 _ROWS_PER_FREE = 32
 # Source lengths are padded to multiples of this, so that few shapes are compiled.
 _SOURCE_MULTIPLE = 16
-_ROW_LENGTH = 128  # tokens of a packed row of sources
+_ROW_LENGTH = 128  # tokens of a packed row, which several short sources share to save padding
 # Slots of the KV cache beyond the length of the source, at the start. Each decoding step reads all
 # slots, so their number is doubled only when an output needs more.
 _EXTRA_SLOTS = 8
@@ -94,10 +95,12 @@ class Stream:
             ids, positions, segments = split_rows(tuple(source))
             inputs = Inputs(ids, positions=positions, segment_ids=segments)
             encoder_output = self.model.apply({"params": params}, inputs, method="encode")
-            # The encoder's rows are packed and the decoder's are not, so a source may move to
-            # another device. Hence the gather before the rows are split again.
+            # Gathered before the rows are split again, because the encoder's rows are packed and
+            # the decoder's are not, so that a source may move to another device.
             encoder_output = gathered(encoder_output.reshape(ids.size, -1))
             where = split_rows(where)
+            # Padding is filled with 0, because attention multiplies the values that it masks by 0:
+            # with NaN, the default fill value, 0 * NaN would make the whole row NaN.
             encoder_output = split_rows(encoder_output.at[where].get(mode="fill", fill_value=0))
             segments = (where < ids.size).astype(jnp.int32)
             first = jnp.full((len(where), 1), self.start_id)
@@ -124,6 +127,7 @@ class Stream:
         with self.placement.use():
             return split(self.search.empty(self.places, slots, blank.state, blank.before))
 
+    # `search` is donated, so that its KV cache exists only once.
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
         self, search: Search, places: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
@@ -144,12 +148,15 @@ class Stream:
         """
 
         def step(state, tokens):
-            # Without the barrier, XLA gathers all sharded parameters at once, before the loop.
+            # Without the barrier, XLA gathers all sharded parameters at once, before the loop, and
+            # each device needs the memory of the whole model.
             logits, state = self.model.step(*sharding.gather_after(params, state), tokens)
             return _split_by_vocabulary(logits), state
 
         with self.placement.use():
             search = self.search.advance(search, step, free)
+            # The best hypotheses of all rows come with it, because a second program for the rows
+            # that are done would cost another wait for the devices.
             report = self.search.running(search), search.lengths, self.search.best(search)
             return split(search), gathered(report)
 
@@ -165,23 +172,32 @@ def _split_by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V
 
     Each device then needs only its own part of the output embeddings.
     """
+    # XLA cannot split a vocabulary that the mesh does not divide, so it is left whole.
     if logits.shape[-1] % sharding.parts("vocab"):
         return logits
     return sharding.constrain(logits, "batch", *[None] * (logits.ndim - 2), "vocab")
 
 
 class _Queue:
-    """The inputs of a search: those in its rows, those encoded and waiting, and the remaining."""
+    """The inputs of a search: those in its rows, those encoded and waiting, and the remaining.
+
+    Attributes:
+      queue: the indices of the remaining inputs.
+      waiting: (row of the encoded batch, index of the input) for inputs that are not admitted yet.
+      in_row: the index of the input in each row of the search, -1 in a free row.
+      longest: the number of tokens of the longest unfinished output.
+      length: the length to which the sources in the rows are padded.
+    """
 
     def __init__(self, stream: Stream, params, inputs: Sequence[Sequence[int]], limits: np.ndarray):
         self.stream, self.params = stream, params
         self.inputs, self.limits = inputs, limits
         self.queue = deque(range(len(inputs)))
-        self.waiting = deque()  # (row of the encoded batch, index of the input), not admitted yet
-        self.in_row = np.full(stream.places, -1)  # index of the input in each row, -1 in a free one
-        self.longest = 0  # tokens of the longest unfinished output
+        self.waiting = deque()
+        self.in_row = np.full(stream.places, -1)
+        self.longest = 0
         self.search = None
-        self.length = 0  # to which the sources in the rows are padded
+        self.length = 0
 
     def fill(self) -> bool:
         """Admits inputs to free rows. Returns whether any row has an input."""
@@ -217,10 +233,13 @@ class _Queue:
         """Yields the inputs that are done, and frees their rows."""
         for row in np.flatnonzero((self.in_row >= 0) & ~self.running):
             yield int(self.in_row[row]), self.best.row(int(row))
+        # Free rows never run, so that this also leaves them free.
         self.in_row[~self.running] = -1
 
     def _read(self) -> None:
         """Encodes the next inputs of the queue, as many as fit in the packed rows."""
+        # Those that do not fit after all stay in the queue, because how many do depends on their
+        # lengths.
         numbers = list(itertools.islice(self.queue, self.stream.places))
         length = self._length(numbers)
         rows, width = self.stream.packed_shape(length)
@@ -231,13 +250,15 @@ class _Queue:
         for row, number in enumerate(numbers):
             ids = self.inputs[number]
             positions = np.arange(len(ids))
-            # A source must not cross the end of a packed row.
+            # A source must not cross the end of a packed row, because attention does not.
             if end % width + len(ids) > width:
                 end = rounded_up(end, width)
             if end + len(ids) > rows * width:
                 break
             where[row, positions] = end + positions
             limits[row] = self.limits[number]
+            # Its own positions and segment id make each source encoded as if it were alone in its
+            # row. Segment 0 is padding.
             source[:, end + positions] = ids, positions, np.full_like(positions, row + 1)
             end += len(ids)
             self.waiting.append((row, self.queue.popleft()))
@@ -255,6 +276,8 @@ class _Queue:
         if self.search is None:
             self.search = hosts.run(Stream.empty, self.stream, self.params, length, slots)
             self.length = length
+        # Shrinking early would let a search shrink and grow in turns, and each change copies the
+        # cache.
         if length == self.length and self.longest > self.search.slots // 4:
             slots = self.search.slots
         slots = _with_room(slots, self.longest)
@@ -279,5 +302,6 @@ def _first_slots(length: int, limit: int) -> int:
 def _with_room(slots: int, tokens: int) -> int:
     """Returns `slots`, doubled until an output of `tokens` tokens has room for the next one."""
     while slots <= tokens:
+        # Doubling keeps the number of shapes small, for each of which programs are compiled.
         slots *= 2
     return slots

@@ -77,6 +77,7 @@ class Constraints:
         if self.no_repeat_ngram:
             log_p = without_repeats(log_p, written.text, written.lengths, self.no_repeat_ngram)
         words = [*self.bad_words, *((token,) for token in self.never)]
+        # One word length at a time, so that all words of it are compared as one array.
         for size in sorted({len(word) for word in words}):
             same_size = np.array([word for word in words if len(word) == size])
             log_p = without_words(log_p, written, same_size)
@@ -88,6 +89,7 @@ class Constraints:
             log_p = forced(log_p, written.tokens == position, token)
         if self.force_end:
             log_p = forced(log_p, written.tokens + 1 == written.limits, ends[0])
+        # Only these come after the forced tokens, because in transformers, too, they win over them.
         if self.suppress:
             log_p = without(log_p, self.suppress)
         if self.begin_suppress:
@@ -115,10 +117,13 @@ def without_words(log_p: LogProbs, written: Written, words: Int[np.ndarray, "N S
     batch, beams, _ = log_p.shape
     complete = _rows(written.lengths) >= len(first)  # (B, 1, 1)
     for offset, tokens in enumerate(first):
+        # A negative index would count from the end of the text. `complete` is False there anyway.
         index = jnp.maximum(_rows(written.lengths) - len(first) + offset, 0)
         complete = complete & (jnp.take_along_axis(written.text, index, axis=2) == tokens)
     bias = jnp.where(complete, -jnp.inf, 0.0)  # (B, K, N)
     inputs, hypotheses = jnp.ogrid[:batch, :beams]
+    # `add`, because words may share their last token: with `set`, the 0 of one of them could undo
+    # the -inf of another.
     return log_p.at[inputs[..., None], hypotheses[..., None], last].add(bias)
 
 
@@ -155,6 +160,7 @@ def without_repeats(
 def normalized(log_p: LogProbs) -> LogProbs:
     """Returns the log-probabilities, renormalized over the tokens that are still possible."""
     total = jax.nn.logsumexp(log_p, axis=-1, keepdims=True)
+    # If no token is possible, the total is -inf, and -inf minus -inf would be NaN.
     return log_p - jnp.where(jnp.isfinite(total), total, 0.0)
 
 

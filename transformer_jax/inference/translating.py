@@ -22,12 +22,12 @@ from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import predictions
 from transformer_jax.scores.predictions import Measure
 
-# --------------------------------------------------------------------------------------------------
-# Translating lines of text by beam search; long lines are split into parts.
+# --------------------------------------------------------- translating lines of text by beam search
 
-WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
+WAYS = ("split", "truncate", "skip", "refuse")
 
-# Number of batches of lines that are read ahead and sorted by length together.
+# Batches of lines that are read ahead and sorted by length together: sorting saves padding, and
+# reading ahead only so far bounds the memory and the wait for the first line.
 _SORTED_BATCHES = 32
 
 
@@ -73,6 +73,7 @@ class Translator:
                 f"config.decode.beam={self.decode.beam}: must be at least {n_best}, "
                 "the number of translations of each line"
             )
+        # The message names the limit that binds, because only raising that one helps.
         key = f"config.task.source_length={self.source_length} less the end"
         if self._room <= self.source_length:
             ends = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
@@ -97,9 +98,9 @@ class Translator:
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(params, n_best)
+        # Once and not for each chunk, because it converts all parameters.
         params = self.model.for_decoding(params)
         with treatment:
-            # Sorting by length saves padding, and reading ahead only so far bounds the memory.
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
                 parts_of_lines = list(self._parts(chunk, treatment))
                 parts = list(itertools.chain.from_iterable(parts_of_lines))
@@ -134,7 +135,8 @@ class Translator:
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
         target = self.tokenizers.target
-        # The special tokens that each output starts with are not part of the text.
+        # Cut off, because the special tokens that the search forces at the start of an output are
+        # no part of its text.
         start = len(_first(target)) if self.decode.force_start is None else 0
         for index, outputs in stream(params, inputs, limits):
             ids = [row[start:] for row in outputs.tokens(self._ends)]
@@ -180,8 +182,7 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
     return joined
 
 
-# --------------------------------------------------------------------------------------------------
-# The methods of a task whose model is an encoder-decoder. They also return attention.
+# --------------------------------------------- the uses of a task whose model is an encoder-decoder
 
 
 class SequenceToSequenceUse(StatesUse):
@@ -232,6 +233,7 @@ class SequenceToSequenceUse(StatesUse):
                 f"{sum(is_long)} sentences are longer than the {max_tokens} tokens that can be "
                 "translated: their translations count as empty"
             )
+            # Kept as an empty line, so that translations and references stay pairs.
             inputs = ["" if long else line for line, long in zip(inputs, is_long)]
         tracked = track(inputs, "translating", len(inputs))
         return [best[0].text for best in self.translate(params, tracked)], references
@@ -267,6 +269,7 @@ class SequenceToSequenceUse(StatesUse):
         """
         if target is None:
             target = ""
+            # The encoder does not see a translation, so none is computed for its attention.
             if kind != "encoder":
                 target = next(self.translate(params, [source], long="refuse"))[0].text
         return attention.in_translation(
@@ -274,8 +277,7 @@ class SequenceToSequenceUse(StatesUse):
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Scoring the outputs of a run against references, and comparing two runs.
+# --------------------------------------- scoring outputs against references, and comparing two runs
 
 
 class Answers(NamedTuple):

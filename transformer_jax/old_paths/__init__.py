@@ -170,7 +170,7 @@ MOVED = {  # without the name of the package
     "inference.spelling_model": "inference.ctc",
     "inference.states": "inference.encoder",
     "inference.transcribing": "inference.ctc",
-    "inspect": "draw",  # the name of a module of the standard library
+    "inspect": "draw",  # it would hide the standard library's inspect from a program in this folder
     "layers.cells": "layers.recurrent",
     "layers.characters": "layers.convolutions",
     "layers.dot_product": "layers.masks",
@@ -315,7 +315,8 @@ MOVED = {  # without the name of the package
     "training.watchdog": "training.stop",
 }
 
-# Classes and functions that have another name in the module that has them now.
+# A module under an old path also answers to the names that its classes and functions had, so that
+# scripts written for it keep working.
 RENAMED = {
     "add": "add_metrics",
     "means": "mean_metrics",
@@ -344,6 +345,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, old = name.partition(".")
         if package != _PACKAGE or old not in MOVED:
             return None
+        # `import a.b` imports `a` first, which must then be a package even if it has no files.
         is_package = any(other.startswith(f"{old}.") for other in MOVED)
         return importlib.machinery.ModuleSpec(name, self, is_package=is_package)
 
@@ -368,4 +370,5 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
+    # At the end, so that a module that exists is found before an old one of the same name.
     sys.meta_path.append(_Finder())

@@ -8,8 +8,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
 
-# --------------------------------------------------------------------------------------------------
-# Attention weights with the words or tokens of their queries and keys.
+# -------------------------------------------------------- attention weights between words or tokens
 
 
 class Attended(NamedTuple):
@@ -55,8 +54,7 @@ def between(weights: np.ndarray, queries: Side, keys: Side) -> Attended:
     return Attended(word_weights, queries.labels, keys.labels)
 
 
-# --------------------------------------------------------------------------------------------------
-# Figures of attention weights and masks.
+# ----------------------------------------------------------- figures of attention weights and masks
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -94,6 +92,7 @@ def mean_attention(attended: Attended, title: str = "") -> "Figure":
 
 def _overview(attended: Attended, title: str) -> "Figure":
     depth, num_heads, num_queries, num_keys = attended.weights.shape
+    # Within bounds, so that a long text beside a short one does not make the maps too thin.
     panel_width = 1.25 * min(max(num_keys / num_queries, 0.6), 1.6)
     figure = new_figure((1.5 + panel_width * num_heads, 1 + 1.25 * depth), title)
     grid = figure.subplots(depth, num_heads, squeeze=False)
@@ -123,6 +122,7 @@ def _heat_maps(
     """Returns a figure of named weights (Q, K), up to four per row, with the words on both axes."""
     queries = attended.queries
     keys = attended.keys
+    # Fewer maps in a row for long texts, because the labels of their words need the width.
     num_columns = min(len(panels), 4 if len(keys) <= 16 else 2)
     num_rows = -(-len(panels) // num_columns)
     word_length = max(map(len, [*queries, *keys])) * 0.07
@@ -130,6 +130,7 @@ def _heat_maps(
     height = 1 + num_rows * (0.26 * len(queries) + word_length + 0.4)
     figure = new_figure((width, height), title)
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    # One scale for all panels, so that heads can be compared.
     max_weight = max(weights.max() for _, weights in panels)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
@@ -219,6 +220,7 @@ def masks(visible: Mapping[str, np.ndarray], title: str = "") -> "Figure":
     figure = new_figure((1 + 2.9 * len(visible), 3.6), title)
     panels = figure.subplots(1, len(visible), squeeze=False)[0]
     for axes, (name, mask) in zip(panels, visible.items()):
+        # Beyond 1, so that visible keys are blue instead of almost black.
         axes.imshow(mask, cmap=WEIGHT_COLOURS, vmin=0, vmax=1.3)
         axes.set_title(name, fontsize=10)
         axes.set(

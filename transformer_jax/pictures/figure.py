@@ -9,7 +9,7 @@ from transformer_jax.storage import buckets
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 
-WEIGHT_COLOURS = "Blues"  # of attention weights and shares; zero is white
+WEIGHT_COLOURS = "Blues"  # of attention weights and shares, since zero is white in it
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:
@@ -19,6 +19,7 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     """
     path = pathlib.Path(path)
     with buckets.writing(path), buckets.appearing(path) as temporary:
+        # The format is named, because the user's path may have another suffix or none.
         figure.savefig(temporary, dpi=120, format="png")
 
 
@@ -26,6 +27,8 @@ def new_figure(size: tuple[float, float], title: str) -> "Figure":
     """Returns an empty figure of `size` inches with a wrapped title."""
     from matplotlib.figure import Figure
 
+    # Without pyplot, which chooses a backend, perhaps one that needs a display, and keeps each
+    # figure until it is closed.
     figure = Figure(figsize=size, layout="constrained")
     if title:
         figure.suptitle(verbatim(textwrap.fill(title, round(11 * size[0]))), fontsize=11)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 
 
-# --------------------------------------------------------------------------------------------------
-# Figures of images in rows, and of weights of their patches as overlays.
+# --------------------------------------- figures of images in rows, and of weights of their patches
 
 _SIDE = 1.3  # inches of an image
 _SHARE_COLOURS = "inferno"
@@ -51,6 +50,7 @@ def shares(
     figure = images({"image": pictures, "attention": pictures}, title, names)
     for axes, picture, weights in zip(figure.axes[len(pictures) :], pictures, maps):
         height, width, _ = picture.shape
+        # The extent of the image below, so that each weight covers its patch.
         extent = (-0.5, width - 0.5, height - 0.5, -0.5)
         options = dict(cmap=_SHARE_COLOURS, alpha=0.6, interpolation="bilinear")
         axes.imshow(weights, extent=extent, **options)
@@ -59,18 +59,18 @@ def shares(
 
 def _show(axes, picture: np.ndarray) -> None:
     if picture.shape[-1] == 1:
+        # Without a fixed range, a dark image would be stretched to full contrast.
         axes.imshow(picture[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     else:
         axes.imshow(picture, interpolation="nearest")
 
 
-# --------------------------------------------------------------------------------------------------
-# A figure of corrupted texts, as used in denoising objectives.
+# ------------------------------------- a figure of corrupted texts, as used in denoising objectives
 
-_LINE = 96  # characters
+_LINE = 96
 _INCHES = 0.083  # width of a character
-_COLORS = "rainbow"  # from the first token of a text to the last
-_NOISE_COLOR = "lightgrey"  # of masks and sentinels
+_COLORS = "rainbow"
+_NOISE_COLOR = "lightgrey"
 
 Pieces = Sequence[tuple[str, int | None]]
 
@@ -118,8 +118,7 @@ def _lines(pieces: Pieces) -> list[Pieces]:
     return lines
 
 
-# --------------------------------------------------------------------------------------------------
-# A figure of protein contacts.
+# --------------------------------------------------------------------- a figure of protein contacts
 
 
 def contact_maps(
@@ -133,6 +132,8 @@ def contact_maps(
     """
     panels = {"predicted": probabilities} | ({} if touch is None else {"true": touch})
     figure = new_figure((0.8 + 4.2 * len(panels), 4.6), title)
+    # Half a unit more at both ends, because residues count from 1 and a pixel is centered on its
+    # number.
     edges = (0.5, len(probabilities) + 0.5)
     for axes, (name, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items()

@@ -11,8 +11,7 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 
 
-# --------------------------------------------------------------------------------------------------
-# Figures of learning curves, and of growing costs.
+# ------------------------------------------------- figures of learning curves, and of growing costs
 
 # {title of a panel: last parts of the names of its metrics}. _PANELS are drawn for every run, and
 # _SCORES if the run has been evaluated by such a score.
@@ -64,10 +63,11 @@ def curves(
                     x,
                     y,
                     label=verbatim(" ".join(filter(None, (run, name)))),
+                    # Without markers, a score that was measured once would not be seen.
                     marker="." if len(x) < 50 else None,
                     **style,
                 )
-        # Norms and perplexities may change by orders of magnitude.
+        # Norms and perplexities may change by orders of magnitude, which a linear axis would hide.
         is_wide = panel == "norms" or panel == "perplexity" and _spans_decade(axes)
         scale = "log" if axes.lines and is_wide else "linear"
         axes.set(title=panel, xlabel=against, yscale=scale)
@@ -88,6 +88,7 @@ def _spans_decade(axes) -> bool:
     if not axes.lines:
         return False
     values = np.concatenate([line.get_ydata() for line in axes.lines])
+    # NaN is skipped, because it stands for a metric without values, or for a run that has diverged.
     return bool(np.nanmax(values, initial=0) >= 10 * np.nanmin(values, initial=np.inf))
 
 
@@ -107,6 +108,7 @@ def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray,
     Only the lines of training metrics have the count `against`; for other lines it is interpolated.
     """
     points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    # A metric that is null in all lines becomes a NaN, which is not drawn.
     steps, values = np.array(points or [(np.nan, np.nan)], float).T
     if against == "step":
         return steps, values
@@ -130,6 +132,7 @@ def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "")
         axes.plot(quantity, cost, "o-", label="measured")
         axes.set(xlabel=name, xscale="log", yscale="log")
         axes.set_xticks(quantity, [f"{value:g}" for value in quantity], fontsize=8)
+        # A logarithmic axis would also label minor ticks, across the measured values.
         axes.set_xticks([], minor=True)
         axes.grid(alpha=0.3, which="both")
     figure.axes[0].set_ylabel(unit)
@@ -137,8 +140,7 @@ def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "")
     return figure
 
 
-# --------------------------------------------------------------------------------------------------
-# A bar chart of named numbers.
+# --------------------------------------------------------------------- a bar chart of named numbers
 
 
 def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
@@ -150,12 +152,12 @@ def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
     drawn = axes.barh(ticks, [number for _, number in values])
     axes.bar_label(drawn, fmt="%.2f", padding=3)
     axes.set(xlabel=label, xlim=(0, 1.1), yticks=ticks, yticklabels=names)
+    # Inverted, because matplotlib counts bars from the bottom.
     axes.invert_yaxis()
     return figure
 
 
-# --------------------------------------------------------------------------------------------------
-# Confusion matrices.
+# ------------------------------------------------------------------------------- confusion matrices
 
 _MAX_WITH_COUNTS = 20  # labels; with more, the counts would not be legible
 
@@ -178,6 +180,7 @@ def confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     axes.set(xlabel="predicted label", ylabel="true label")
     if len(labels) <= _MAX_WITH_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
+            # Black is not legible on the darker half of the color map.
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=9)
     figure.colorbar(image, ax=axes, label="share of the label's examples")

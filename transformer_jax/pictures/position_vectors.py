@@ -11,8 +11,7 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 
 
-# --------------------------------------------------------------------------------------------------
-# Figures of position vectors.
+# ---------------------------------------------------------------------- figures of position vectors
 
 
 def positions(vectors: np.ndarray, title: str) -> "Figure":
@@ -22,6 +21,7 @@ def positions(vectors: np.ndarray, title: str) -> "Figure":
     """
     figure = new_figure((14, 4.4), title)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
+    # A symmetric range makes zero white, the middle of the color map.
     limit = np.abs(vectors).max()
     image = left.imshow(
         vectors, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
@@ -31,6 +31,7 @@ def positions(vectors: np.ndarray, title: str) -> "Figure":
     products = vectors @ vectors.T
     figure.colorbar(middle.imshow(products, cmap="viridis", interpolation="nearest"), ax=middle)
     middle.set(title="their dot products", xlabel="position", ylabel="position")
+    # A set, because two of the three are the same if there are few positions.
     for position in sorted({0, len(vectors) // 2, len(vectors) - 1}):
         right.plot(
             np.arange(len(vectors)) - position,
@@ -51,6 +52,7 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
     similarities by distance, and the share of the variance in the first principal components.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A vector of zeros stays so, whereas 0 / 0 would spoil the whole picture.
     unit = vectors / np.maximum(norms, 1e-12)
     cosines = unit @ unit.T
     figure = new_figure((14, 4.4), title)
@@ -70,6 +72,8 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
         ylabel="cosine",
         ylim=(-1.05, 1.05),
     )
+    # A singular value decomposition is enough, because the squared singular values of centered
+    # vectors are, up to a factor, the variances of their principal components.
     variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
     shares = np.cumsum(variances) / max(variances.sum(), 1e-12)
     right.plot(np.arange(1, len(variances) + 1), shares)
@@ -84,11 +88,10 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
     return figure
 
 
-# --------------------------------------------------------------------------------------------------
-# The figure of a word's neighbors by context.
+# ------------------------------------------------------ the figure of a word's neighbors by context
 
-_MAX_ROWS = 12  # occurrences that are listed
-_WIDTH = 62  # characters of a text
+_MAX_ROWS = 12
+_WIDTH = 62
 
 
 def neighbours(

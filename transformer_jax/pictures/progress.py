@@ -9,23 +9,26 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-# A notebook file stores its output, so it gets plain lines instead of a bar.
+# A notebook file stores its output, so it gets plain lines instead of a bar with all its states.
 _is_notebook = "ipykernel" in sys.modules
 _plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else {}
+# On stderr, because stdout has results, which may be piped. Long lines are not broken, so that they
+# can be searched.
 console = Console(stderr=True, highlight=False, soft_wrap=True, **_plain)
 
-_PACE_SECONDS = 60.0  # between the points in time from which the pace is measured
+_PACE_SECONDS = 60.0  # the pace is that of the last one or two of these, because it may change
 _DRAW_SECONDS = 0.1  # between updates of a bar, because one may take longer than a unit of work
 
 
-_printed = time.monotonic()  # when a line was last printed
-_doing = ["starting"]  # stack of descriptions of what the program is doing
+_printed = time.monotonic()  # when a line was last printed, for `never_silent`
+_doing = ["starting"]  # a stack, because operations nest; the innermost one is named
 
 
 def say(text: str) -> None:
     """Prints a line on stderr, above the bar if one is shown."""
     global _printed
     _printed = time.monotonic()
+    # A text may contain brackets, which rich would read as markup.
     console.print(text, markup=False)
 
 
@@ -50,10 +53,11 @@ def never_silent(seconds: float = 60.0) -> Iterator[None]:
 
     def watch():
         while not ended.wait(max(_printed + seconds - time.monotonic(), 0.0)):
-            # A line may have been printed while this thread was waiting.
+            # Checked again, because a line may have been printed while this thread was waiting.
             if time.monotonic() - _printed >= seconds:
                 say(f"still {_doing[-1]}")
 
+    # A daemon, because it must not keep a program alive that fails.
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -97,6 +101,8 @@ class Bar:
 
     def __exit__(self, *_):
         if self.rich:
+            # The last units may not have been drawn yet, because a bar is drawn at most every
+            # _DRAW_SECONDS.
             self.rich.update(self.task, completed=self.done)
             self.rich.stop()
 

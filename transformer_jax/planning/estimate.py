@@ -18,8 +18,7 @@ from transformer_jax.layers.parameters import names, split
 from transformer_jax.planning import hlo, topology
 from transformer_jax.training import step
 
-# --------------------------------------------------------------------------------------------------
-# Parameters and FLOPs of a config, from shapes and formulas, without arrays or data.
+# --------------------------------------- parameters and FLOPs of a config, from shapes and formulas
 
 
 def parameters(task) -> dict[str, int]:
@@ -63,10 +62,10 @@ def _size(tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-# --------------------------------------------------------------------------------------------------
-# FLOPs of a function, counted in its jaxpr. The formulas of FLOPs are tested against this count.
-#
-# XLA's cost analysis does not serve here: it counts the body of a scan once.
+# -------------------------------------------------------- FLOPs of a function, counted in its jaxpr
+
+# The formulas of FLOPs are tested against this count. XLA's cost analysis does not serve here,
+# because it counts the body of a scan once.
 
 
 def flops(function, *arguments) -> float:
@@ -90,6 +89,8 @@ def _jaxpr_flops(jaxpr) -> float:
             kernel = equation.invars[1].aval.shape
             features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
             output = equation.outvars[0].aval.shape
+            # Divided by the features, because each output uses only the part of the kernel for its
+            # own.
             total += 2 * math.prod(output) * math.prod(kernel) / features
         iterations = equation.params.get("length", 1) if name == "scan" else 1
         inner = jax.extend.core.jaxprs_in_params(equation.params)
@@ -97,8 +98,7 @@ def _jaxpr_flops(jaxpr) -> float:
     return total
 
 
-# --------------------------------------------------------------------------------------------------
-# The arrays of a training step: parameters, optimizer state and batch, with their shardings.
+# ---------------------------------------------- the arrays of a training step, with their shardings
 
 _HEADER = ("", "shape", "sharding", "MB a device")
 
@@ -196,8 +196,7 @@ def _name(path) -> str:
     return "/".join([*kinds, *words]) or str(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Roofline model: lower bounds of an update's time from compute, memory and network at peak rates.
+# ------------------------------------------------- roofline model: lower bounds of an update's time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +235,8 @@ def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
 
     They include the products that full rematerialization repeats.
     """
-    # Full rematerialization repeats the forward pass, a third of forward and backward together.
+    # A third, because full rematerialization repeats the forward pass, which is a third of forward
+    # and backward together.
     repeated = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
     return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices
 
@@ -248,6 +248,7 @@ def weight_bytes_read(config, program, parameters: int) -> float:
     been gathered over fsdp, so that only the tensor axis splits them, and cast to the compute
     dtype.
     """
+    # Full rematerialization reads them in a second forward pass, too.
     passes = 3 if config.model.get("remat") == "full" else 2
     width = 1 if config.model.get("dtype") == "float32" else 0.5
     return passes * parameters * program.mesh.shape["fsdp"] * width
@@ -265,8 +266,7 @@ def _layers_flops(task) -> float:
     return without_output.flops(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory and a lower bound of the time of a training step, from its compiled program.
+# ------------------------------------ memory and time of a training step, from its compiled program
 
 # At the lowest optimization level, the TPU compiler needs a quarter to a third of the time, and
 # partitions the program in the same way: the collectives of GPT-3 175B on v5p:4x4x4 have the same
@@ -314,6 +314,7 @@ class Estimate:
 def arguments(program) -> dict[str, int]:
     """Returns the bytes per device of a step's arguments, by purpose."""
     state = program.state
+    # With the optimizer state, because they are small and need no line of their own.
     counters = (state.step, state.metrics, state.skipped, state.last_skipped, state.memory)
     carry = {} if state.carry is None else {"carry": bytes_per_device(state.carry)}
     return {
@@ -336,6 +337,7 @@ def estimate(config, task, program) -> Estimate:
         flops=task.flops(0) * config.train.batch,
         consumers=arguments(program),
     )
+    # The time includes lowering, because tracing a large model takes long as well.
     started = time.monotonic()
     try:
         with lowering(program.mesh):
@@ -369,11 +371,12 @@ def chip_of(device) -> hardware.Chip | None:
     chip = hardware.of(device.device_kind)
     if chip is None or device.platform != "gpu":
         return chip
-    # JAX allocates three quarters of a GPU's memory, or XLA_PYTHON_CLIENT_MEM_FRACTION of it.
+    # Not the whole memory, because JAX allocates three quarters of a GPU's, or
+    # XLA_PYTHON_CLIENT_MEM_FRACTION of it.
     taken = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75)) * chip.memory
     try:
         taken = (device.memory_stats() or {}).get("bytes_limit", taken)
-    except jax.errors.JaxRuntimeError:  # a device of a topology
+    except jax.errors.JaxRuntimeError:  # a device of a topology has no memory to ask for
         pass
     return dataclasses.replace(chip, memory=taken)
 
@@ -387,6 +390,7 @@ def live_bytes(memory, platform: str) -> int:
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
+        # Subtracted, because donated arguments are among the outputs, too.
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )
@@ -414,6 +418,7 @@ def _roofline(
 ) -> Roofline:
     chip = measured.chip
     weights = weight_bytes_read(config, program, measured.consumers["parameters"])
+    # 2, because what is written is read again.
     in_microbatch = 2 * (measured.peak - measured.arguments) + weights
     touched = measured.arguments + measured.outputs + config.train.accumulation * in_microbatch
     return Roofline(
@@ -464,6 +469,7 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
 
 def check_refusal(error: jax.errors.JaxRuntimeError) -> None:
     """Re-raises the error of a compilation unless it says that the program does not fit."""
+    # Any other error is a defect, which must not pass for a program that is too large.
     if "RESOURCE_EXHAUSTED" not in str(error):
         raise error
 
@@ -477,6 +483,7 @@ def refused_temporaries(message: str, taken: int) -> int | None:
     def size(match):
         return int(float(match[1]) * _UNITS[match[2]])
 
+    # The compiler words it in three ways, of which only the first gives the temporaries alone.
     if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
         return size(temporaries)
     if used := re.search(r"Used ([\d.]+)([KMGT]) of", message):

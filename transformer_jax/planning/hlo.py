@@ -26,6 +26,7 @@ _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16} | {
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\]})]) ([a-z][\w\-]*)\(")
+# The optional part is for 8-bit floats, such as f8e4m3fn, whose names say more than their size.
 _SHAPE = re.compile(r"\b(pred|bf16|[sufc]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -122,9 +123,9 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _executions(computations: dict[str, list[str]], entry: str) -> collections.Counter:
     """Returns the number of executions of each computation in one run of the program."""
     calls = {name: list(_calls(lines, computations)) for name, lines in computations.items()}
-    # In a topological order, the number of executions of a computation is complete before those of
-    # the computations that it calls are computed from it.
-    order = []  # callees before their callers
+    # In a topological order, because the number of executions of a computation must be complete
+    # before those of the computations that it calls are computed from it.
+    order = []
     seen = set()
 
     def visit(name):
@@ -154,6 +155,7 @@ def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
         if instruction[3] == "while":
             condition, body = _LOOP.search(line).groups()
             yield body, _iterations(line, computations.get(condition, []))
+        # These name the same computation as their async-start, and would count it again.
         elif instruction[3] not in ("async-done", "async-update"):
             names = _CALLED.findall(line)
             if branches := _BRANCHES.search(line):
@@ -184,6 +186,7 @@ def _collectives_in(
         if not instruction:
             continue
         _, shape, op = instruction.groups()
+        # A -done is of no kind, since its -start counts for both.
         kind = op.removesuffix("-start")
         if kind not in KINDS:
             continue
@@ -193,6 +196,7 @@ def _collectives_in(
         # The shape of a -start is a tuple (operands, results, state ...), whose parts must not all
         # be added up.
         if op.endswith("-start") and kind == "all-gather":
+            # The results are the larger half, because they hold the operands of all devices.
             sizes = sorted(sizes)[-(len(sizes) // 2 or 1) :]
         elif op.endswith("-start") and kind == "reduce-scatter":
             sizes = sizes[: len(sizes) // 2]
@@ -200,8 +204,11 @@ def _collectives_in(
             sizes = sizes[:1]
         size = sum(sizes)
         if op == "reduce-scatter":
+            # Multiplied, because the shape is that of a device's part, but the whole array is
+            # reduced.
             size *= devices
-        # On a TPU, a reduce-scatter appears as a fusion of an all-reduce and a slice.
+        # Recognized by its name, because a reduce-scatter appears on a TPU as a fusion of an
+        # all-reduce and a slice.
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         yield Collective(kind, 1, int(size), devices, hosts)

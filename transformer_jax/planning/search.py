@@ -20,7 +20,7 @@ from transformer_jax.planning.estimate import (
 )
 from transformer_jax.training.step import Program
 
-MAX_COMPILED = 12  # maximum number of programs
+MAX_COMPILED = 12  # programs, because compiling a large one may take minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,8 @@ class _Search:
     def is_done(self, seconds: float) -> bool:
         """Whether a variant whose matrix products take `seconds` can no longer be the fastest."""
         times = (result.roofline.step_s for _, result in self.estimates if result.fits)
+        # The search may end early, because no update is faster than its matrix products, and
+        # candidates come in the order of these.
         return len(self.estimates) == MAX_COMPILED or seconds > min(times, default=math.inf)
 
     def fits_with_fewer_microbatches(self, variant: Variant) -> bool:
@@ -100,6 +102,7 @@ class _Search:
     def cannot_fit(self, candidate: Candidate, rows: int) -> bool:
         """Whether the temporaries of a similar variant show that this one does not fit."""
         variant = candidate.variant
+        # Only variants with at most as many rows count, because more rows say nothing about fewer.
         sizes = [
             size * rows / other_rows
             for other_rows, size in self.temporaries.get((variant.tensor, variant.remat), ())
@@ -213,13 +216,15 @@ def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
     policies = list(REMAT) if "remat" in config.model else ["none"]
     count = len(devices) // config.mesh.sequence
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
+        # Both axes split the rows of a batch.
         if count % (data * fsdp) or config.train.batch % (data * fsdp):
             continue
         mesh = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
         task = make_task(mesh.of(config))
         try:
+            # Once for each mesh, because the arguments do not depend on the rest of a variant.
             consumers = arguments(Program.of(mesh.of(config), task, devices))
-        except UserError:  # the mesh does not divide a parameter
+        except UserError:  # the mesh does not divide a parameter, so it is no candidate
             continue
         taken = sum(consumers.values())
         if taken > chip.memory:
@@ -250,6 +255,8 @@ def _sent(task, parameters: int, variant: Variant) -> float:
     )
     rows = task.config.train.batch / (variant.data * variant.fsdp)
     activations = rows * task.positions(0) * task.model.d_model * 2
+    # In units of the float32 parameters: three transfers in half precision are 1.5, and a sum over
+    # devices sends each gradient twice.
     return on_device * (
         1.5 * _moved(variant.fsdp) * variant.accumulation + 2 * _moved(variant.data)
     ) + 8 * layers * activations * _moved(variant.tensor)

@@ -8,12 +8,11 @@ from importlib import metadata
 from transformer_jax import hardware
 from transformer_jax.config import UserError
 
-# --------------------------------------------------------------------------------------------------
-# Hosts of GPUs. XLA's compiler for CUDA needs neither a GPU nor a driver.
-#
-# The target GPU is described by XLA's `GpuTargetConfigProto`. The limits for each compute
-# capability are taken from the section "Technical Specifications per Compute Capability" of the
-# CUDA C++ Programming Guide.
+# ------------------------------------------------------------------------------------ hosts of GPUs
+
+# XLA's compiler for CUDA needs neither a GPU nor a driver, but a description of the target, XLA's
+# `GpuTargetConfigProto`. The limits for each compute capability are taken from the section
+# "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide.
 
 NAMES = tuple(name for name, chip in hardware.NAMES.items() if chip.multiprocessors)
 EXAMPLES = "h100:8 (a host of 8), h100:8x64 (64 hosts)"
@@ -44,12 +43,13 @@ def prepare_gpu(name: str) -> None:
     sizes(name)
     if installed_plugin() is None:
         raise UserError(f"--topology needs the GPU compiler: {_install()}")
-    # Compiling needs no GPU. If this machine has one, it is left free.
+    # The CPU, because compiling needs no GPU: if this machine has one, it is left free.
     os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
 
 
 def installed_plugin() -> str | None:
     """Returns the name of JAX's plugin for CUDA, which has the compiler; None if there is none."""
+    # Looked for without an import, because the environment must be set before jax is imported.
     package = importlib.util.find_spec("jax_plugins")
     folders = package.submodule_search_locations if package else []
     found = (
@@ -73,7 +73,8 @@ def gpu_devices(name: str) -> list:
             target_config=target(chip, installed_plugin()),
         )
     except NotImplementedError:
-        # jax only logs why it ignores a plugin. The likely reason is that its release differs.
+        # The message names the likely reason, another release, because jax only logs why it ignores
+        # a plugin.
         raise UserError(
             f"--topology={name}: jax ignores the GPU compiler that is installed: {_install()}"
         ) from None
@@ -117,6 +118,7 @@ def target(chip: hardware.Chip, plugin: str) -> str:
     kind = hardware.kind(chip)
     cuda, cudnn = _RELEASES[plugin]
     info = {
+        # The name that jax gives to the real GPU, by which `hardware.of` finds the chip.
         "name": kind,
         "core_count": parts.count,
         "fpus_per_core": units,
@@ -130,6 +132,7 @@ def target(chip: hardware.Chip, plugin: str) -> str:
         "threads_per_core_limit": threads,
         "registers_per_core_limit": 2**16,
         "registers_per_block_limit": 2**16,
+        # More than this must be requested by a kernel, on all of these architectures.
         "shared_memory_per_block": 48 * 2**10,
         "shared_memory_per_block_optin": shared - _RESERVED,
         "shared_memory_per_core": shared,
@@ -162,8 +165,7 @@ def _text(fields: dict) -> str:
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------
-# Topologies by name: slices of TPUs, for which libtpu compiles, and hosts of GPUs as above.
+# -------------------------------------------- topologies by name: slices of TPUs, and hosts of GPUs
 
 _NUM_SIDES = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}  # dimensions of the torus or mesh of a slice
 _EXAMPLES = f"v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:16x16, {EXAMPLES}"
@@ -210,9 +212,9 @@ def devices(name: str) -> list:
     from jax.experimental import topologies
 
     sides = _sides(name)
-    # On a v4, jax sees both cores of a chip as one device.
+    # Without this option there would be two devices, but jax sees both cores of a v4 chip as one.
     options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
-    if math.prod(sides) < 4:  # fewer chips than a host has
+    if math.prod(sides) < 4:  # fewer than a host has, of which libtpu must be told
         options["chips_per_host_bounds"] = tuple(sides) + (1,) * (3 - len(sides))
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices

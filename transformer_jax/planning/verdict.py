@@ -16,9 +16,8 @@ from transformer_jax.planning import estimate
 from transformer_jax.planning.estimate import Estimate, arguments, bytes_per_device
 from transformer_jax.training.step import Program
 
-# --------------------------------------------------------------------------------------------------
-# The memory of the evaluations during training, from their compiled programs.
-#
+# ---------------------------------------------------- the memory of the evaluations during training
+
 # The training state stays on the devices during an evaluation, so a run may fit in its updates but
 # not in its beam search.
 
@@ -96,13 +95,14 @@ def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
         estimate.check_refusal(error)
         return estimate.refused_temporaries(str(error), held), True
     live = estimate.live_bytes(memory, platform)
+    # Without the arguments, because the caller counts them as part of the whole training state.
     return max(live - memory.argument_size_in_bytes, 0), False
 
 
-# --------------------------------------------------------------------------------------------------
-# The report about an estimate: memory, speed, whether the run fits, and what would make it fit.
-#
-# A run fits if its update and all programs of its evaluations do.
+# --------------------------------------------------------------------- the report about an estimate
+
+# A run fits only if the programs of its evaluations do, too, because they run beside its training
+# state.
 
 _GB = 1e9
 
@@ -117,6 +117,7 @@ def lines(
 ) -> list[str]:
     """Returns the lines of the report, which ends with advice if the run does not fit."""
     helps = []
+    # `is False`, because None means that it is not known.
     if fits(estimate, evaluated) is False:
         helps = advice(config, task, program, estimate, evaluated)
     return [
@@ -209,6 +210,7 @@ def advice(
     advised = _sharded_state(config, task, program, estimate)
     if estimate.fits is False:
         advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"])
+    # A dict removes duplicates, because several evaluations may have the same remedy.
     advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
     # The data and sequence axes hold copies of the state, so these devices count once.
     total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
@@ -228,6 +230,8 @@ def _sharded_state(config, task, program, estimate: Estimate) -> list[str]:
     sizes = program.mesh.shape
     rows = sizes["data"] * sizes["fsdp"]
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
+    # No advice if the state takes up to a twentieth of the memory, because too little would be
+    # saved.
     if sizes["data"] == 1 or state <= 0.05 * estimate.chip.memory:
         return []
     sharded = _with(config, task, program, {"mesh.data": 1, "mesh.fsdp": rows})
