@@ -83,7 +83,7 @@ class GRPO(Policy):
         return Loss(terms, measured)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         learning = 3 * self.epochs * self.model.flops(self.length)
         return self.group_size * (self.flops_of_experience + learning)
 
