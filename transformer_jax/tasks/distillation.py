@@ -129,7 +129,8 @@ class Distillation(MaskedLM):
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]
         every_position = length if self.soft_targets else 0
-        # The factor 3, because a backward pass costs two forward passes. The frozen teacher has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen teacher has
+        # none.
         student = 3 * self.model.flops(length, num_predictions + every_position)
         return student + self._teacher.flops(length, every_position)
 

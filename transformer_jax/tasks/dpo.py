@@ -177,7 +177,8 @@ class DPO(PreferenceTask, Continued):
         return squared_distance(differences, preferred, self.beta)
 
     def flops(self, row_shape: int = 0) -> float:
-        # The factor 3, because a backward pass costs two forward passes. The frozen reference has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen reference has
+        # none.
         length = self.lengths[row_shape]
         row = 3 * self.model.flops(length) + self._reference.flops(length)
         return self.completions * row

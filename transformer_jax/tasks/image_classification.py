@@ -156,7 +156,7 @@ class ImageClassification(ImageTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # The factor 3, because a backward pass costs two forward passes. A frozen model has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. A frozen model has none.
         passes = 1 if self.frozen else 3
         return passes * self.model.flops(self.model.num_patches)
 

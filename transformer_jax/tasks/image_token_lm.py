@@ -137,7 +137,8 @@ class CodeLM(SourceTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # The factor 3, because a backward pass costs two forward passes. The frozen autoencoder has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen autoencoder has
+        # none.
         return 3 * self.model.flops(self.length) + self._coder.flops(self.length)
 
     def positions(self, row_shape: int = 0) -> int:

@@ -139,7 +139,8 @@ class MaskedPatches(ImageTask):
         errors = jnp.square(predicted - targets).mean(axis=-1)  # (B, N)
         masked = batch["order"][:, self.num_visible :]
         # The loss is on masked patches alone, because predicting the visible ones, too, lowers the
-        # accuracy (section 3). `clip` spares the gather a check of indices, which a permutation
+        # accuracy (section 3). `clip` omits a check of indices, which in a permutation are all
+        # valid.
         # keeps.
         row_errors = jnp.take_along_axis(errors, masked, axis=1, mode="clip").mean(axis=1)
         loss = jnp.sum(row_errors * batch["weight"])

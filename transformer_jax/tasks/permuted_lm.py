@@ -75,7 +75,7 @@ class PermutedLM(EncoderUse, TextTask):
         return self.int32_spec(shapes)
 
     def init(self, rng):
-        # Initialized by this method, because only it reads the embedding of the targets.
+        # Initialized through `permuted`, because only it reads the embedding of the targets.
         def used(model, tokens):
             states, _ = model.permuted(Inputs(tokens, ranks=tokens), tokens[:, :1])
             return model.logits(states)
