@@ -578,8 +578,9 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
 # command, in which case its path is a `File`. A path from the record of a run is a plain string and
 # is never followed, because opening somebody else's run must not execute code.
 
-MODULE_PREFIX = "transformer_jax_variant_"  # by which `field_comments` knows the modules of such files
-# The sections whose key `name` names a class. The fields of the class are the keys of the section.
+MODULE_PREFIX = "transformer_jax_variant_"  # by which `field_comments` knows such files
+# The sections whose key `name` names a class. Its fields are the other keys, so that a section
+# can't be read before its name.
 NAMED_SECTIONS = ("model", "task", "source")
 
 
@@ -928,8 +929,8 @@ def _comments(source: str) -> dict[str, str]:
 # The sections of a config other than `model`, `task` and `source`. The comment at a field is the
 # meaning of its key in the help of the programs, where `field_comments` takes it from this file.
 
-# A number of updates, or a fraction of config.train.num_steps (see `span`). An interval is at least
-# one update.
+# A number of updates, or a fraction of config.train.num_steps (see `span`). An interval can't be 0,
+# because events come at its multiples.
 Updates = Annotated[int | float, Range(least=0, counts=True, or_fraction=True)]
 Interval = Annotated[int | float, Range(least=1, counts=True, or_fraction=True)]
 
@@ -1023,7 +1024,8 @@ class Train:
     grace: Annotated[float, Range(least=1, most=10**6)] = 60.0
 
 
-# {optimizer: the keys that it uses, of those that not all optimizers use}
+# {optimizer: the keys that it uses, of those that not all optimizers use}. A key that would have no
+# effect is refused, because people would believe in it.
 OPTIMIZERS = {
     "adam": ("b1", "b2", "eps"),
     "adamw": ("b1", "b2", "eps", "weight_decay"),
@@ -1037,7 +1039,7 @@ OPTIMIZERS = {
     "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
     "schedule_free": ("b1", "b2", "eps", "weight_decay"),
 }
-# {schedule: the keys that it uses, of those that not all schedules use}
+# {schedule: the keys that it uses, of those that not all schedules use}, for the same reason.
 SCHEDULES = {
     "constant": (),
     "inverse_sqrt": (),
@@ -1210,7 +1212,7 @@ MAY_CHANGE = (
 
 # -------------------------------------------- numbers of updates, which may be fractions of the run
 
-_ROUNDING = 1e-6  # in floating point, 0.1 * 30 is a little more than 3
+_ROUNDING = 1e-6  # in floating point, 0.07 * 100 is a little more than 7
 
 
 def span(value: float, num_steps: int) -> int:

@@ -150,8 +150,8 @@ def _end_process(line: str) -> None:
 # Objects are written only if their generation has not changed, so that of two processes that try to
 # take the lease at the same time only one succeeds.
 
-RENEWAL = 10  # seconds between two renewals
-SILENCE = 60  # seconds without a renewal, six attempts, after which the holder counts as dead
+RENEWAL = 10  # seconds between two renewals, several of which may fail before SILENCE is over
+SILENCE = 60  # seconds without a renewal after which the holder counts as dead
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ class Checkpoints:
             raise UserError(f"{self.folder}: no checkpoint yet")
         self._config = config
         self._is_frozen = is_frozen
-        self._frozen: str | None = None  # the digest of the frozen parameters, once written
+        self._frozen: str | None = None  # the digest of the frozen parameters, written only once
         self._best_metric = config.best_metric
         self._sign = -1 if config.best_mode == "min" else 1
         self._saving: int | None = None  # the step of the latest save, which errors name

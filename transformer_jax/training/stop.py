@@ -70,6 +70,8 @@ class Stop:
 
     def __exit__(self, error, *_):
         self._open.close()
+        # A signal that came after the last point must not end the program as if nothing had
+        # happened.
         if error is None and self._signal and not self.reached and not self._point:
             raise self.error(_OUTSIDE)
 

@@ -40,7 +40,7 @@ from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
 from transformer_jax.training.warm_start import Origin
 
-Totals = dict[str, float]  # saved with the checkpoint: logged_step, tokens, flops
+Totals = dict[str, float]  # in the checkpoint, so that a resumed run continues to count
 NO_TOTALS: Totals = {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
@@ -623,7 +623,7 @@ class _Updates:
         self._clock = clock
         self._watchdog = watchdog
         self._pace = Pace()
-        self._compiled: set[tuple] = set()  # shapes of batches
+        self._compiled: set[tuple] = set()  # shapes of batches, for each of which jax.jit compiles
         self._timed: list[int] = []
 
     def __call__(self, step: int, state, batch):

@@ -101,6 +101,7 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     stored = parameters.below(
         parameters.tensors_by_name(checkpoints.abstract_params(step)), beginning.part
     )
+    # A run that the task names in a key of its own, such as a reward model, is taken with its head.
     named_by_task = beginning.prefix in named_class("task", config.task.name).other_runs
     same_head = named_by_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
@@ -257,6 +258,7 @@ class Match:
         if name not in self.stacks:
             return tensor
         layers = np.array(self.stacks[name])
+        # Jitted, so that the chosen layers have the sharding of the stack.
         return jax.jit(lambda stack: stack[layers], out_shardings=tensor.sharding)(tensor)
 
 
