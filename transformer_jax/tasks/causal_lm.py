@@ -15,7 +15,7 @@ from transformer_jax.objectives.texts import NextTokens, carried_states, perplex
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
 
-_COUNTED = 2**24  # bytes, at most, on which the n-gram baselines are counted
+_COUNTED = 2**24  # bytes counted for the n-gram baselines, so that a large text takes no longer
 _SAMPLING = Sampling(temperature=0.8)  # for the text that an evaluation prints
 
 

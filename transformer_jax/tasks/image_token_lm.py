@@ -114,7 +114,7 @@ class CodeLM(SourceTask):
         return None if path[0] == "autoencoder" else super().group(path)
 
     def weights(self, batch):
-        # The share of a row is 1, or 0 if it only pads the batch.
+        # The share of a row that only pads the batch is 0, so that the mean leaves it out.
         return {"loss": self.length * batch["shares"].sum()}
 
     def loss(self, params, batch, context: Context) -> Loss:

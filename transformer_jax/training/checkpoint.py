@@ -431,7 +431,7 @@ def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
 # Orbax writes scores only together with a checkpoint, so that scores that are measured later need a
 # file of their own.
 SCORES = "scores.json"
-# Bytes. Smaller replicated arrays are written by a single device, see `handlers`.
+# Bytes. Below this, a slice for each replica is not worth a compiled program, see `handlers`.
 _MIN_SLICE = 2**20
 
 
@@ -466,7 +466,7 @@ def writing(
 
     policies = [preservation_policy.LatestN(config.keep)]
     if config.best_metric:
-        # A checkpoint without a score is kept only as one of the newest.
+        # A checkpoint without a score can't be the best, so it is kept only as one of the newest.
         best = preservation_policy.BestN(
             get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False
         )
