@@ -81,8 +81,7 @@ __all__ = [
     "validate",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# Errors, and early ends of a run, that a program reports in one line without a traceback.
+# ------------------------------ errors, and early ends of a run, that a program reports in one line
 
 
 class UserError(Exception):
@@ -105,9 +104,9 @@ class Interrupted(KeyboardInterrupt):
     code = 130  # as a shell reports the end by SIGINT, 128 + 2
 
 
-# --------------------------------------------------------------------------------------------------
-# Conversion of strings on the command line, and of values in config files, to the declared types.
+# ------------------------ conversion of strings and of values in config files to the declared types
 
+# What `ast.literal_eval` raises; the last two are for text that is nested too deeply.
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -121,6 +120,7 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if type(None) in args and (value is None or str(value).lower() == "none"):
             return None
+        # Only numbers of updates have both types, see `Updates`.
         if int in args and float in args:
             return _as_updates(value, refusal)
         return coerce(key, value, next(arg for arg in args if arg is not type(None)))
@@ -187,9 +187,7 @@ def describe(kind: Any) -> str:
     return in_words.get(kind, "a tuple")
 
 
-# --------------------------------------------------------------------------------------------------
-# The range of a numeric key, which is part of the annotation of its field, as in
-# Annotated[int, Range(2)], or one of the types below.
+# --------------------------------- the ranges of numeric keys, which are parts of their annotations
 
 # A bound that the value must stay below is tested with this factor, because float32 rounds
 # 1 - 2^-25 to 1, and the program would then compute with the bound itself.
@@ -257,8 +255,7 @@ def ranges(kind: Any) -> list[Range]:
     return found + [each for part in typing.get_args(kind) for each in ranges(part)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Suggestions for a wrong name: close spellings, and our name for a name from another codebase.
+# --------------------------------------------------------------------- suggestions for a wrong name
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -306,7 +303,8 @@ def choice(argument: str, choices):
 
 
 # --------------------------------------------------------------------------------------------------
-# What Hugging Face, fairseq, nanoGPT, t5x and other codebases call our keys and flags.
+# What Hugging Face, fairseq, nanoGPT, t5x and other codebases call our keys and flags, because that
+# is what people try first.
 #
 # Each line has our name, a colon, and the names that others use. Our names may be alternatives,
 # separated by "|", of which the first one whose keys all exist is suggested. A name that starts
@@ -505,8 +503,7 @@ def current_key(section: str, name: str, key: str, value: Any) -> tuple[str, Any
     return new, by_text.get(str(value).lower(), value)
 
 
-# --------------------------------------------------------------------------------------------------
-# Config files, which are Python files with a function get_config.
+# ---------------------------------- config files, which are Python files with a function get_config
 
 
 def read(path: str | os.PathLike) -> ConfigDict:
@@ -550,6 +547,7 @@ def naming_the_file(file: str):
         yield
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
+    # SystemExit, because a config file may call sys.exit, which would end the program silently.
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())
         line = _line_in(file, error)
@@ -580,8 +578,9 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
 # command, in which case its path is a `File`. A path from the record of a run is a plain string and
 # is never followed, because opening somebody else's run must not execute code.
 
-MODULE_PREFIX = "transformer_jax_variant_"  # start of the module names of such files
-# The sections whose key `name` names a class. The fields of the class are the keys of the section.
+MODULE_PREFIX = "transformer_jax_variant_"  # by which `field_comments` knows such files
+# The sections whose key `name` names a class. Its fields are the other keys, so that a section
+# can't be read before its name.
 NAMED_SECTIONS = ("model", "task", "source")
 
 
@@ -600,7 +599,8 @@ class File(str):
 
 
 _executed: list[File] = []
-# The files that replace the names in a config file while it is being read.
+# The files that replace the names in a config file while it is being read. They can't be passed as
+# an argument, because the file calls `experiment` itself.
 _chosen = contextvars.ContextVar("chosen", default=types.MappingProxyType({}))
 
 
@@ -694,8 +694,10 @@ def file_module(section: str, name: str) -> types.ModuleType:
         sys.modules[module_name] = new_module  # where dataclasses and type hints look names up
         try:
             with naming_the_file(name):
+                # `exec_module` would read the file again, which may have changed meanwhile.
                 exec(compile(name.content, name, "exec"), vars(new_module))
         except UserError:
+            # As after any failed import, no half-executed module stays behind.
             del sys.modules[module_name]
             raise
         _executed.append(name)
@@ -747,8 +749,7 @@ class Recorded:
         return file
 
 
-# --------------------------------------------------------------------------------------------------
-# The classes that `config.{model,task,source}.name` name, and the keys that they define.
+# -------------------------- the classes that `config.{model,task,source}.name` name, and their keys
 
 # The name of a class is the name of a file in one of these folders. No registry is needed, and the
 # other files are not imported.
@@ -814,6 +815,7 @@ def _public_classes(section: str, module) -> list[type]:
         value
         for value in vars(module).values()
         if inspect.isclass(value)
+        # A class that the file merely imports belongs to another file.
         and value.__module__ == module.__name__
         and dataclasses.is_dataclass(value)
         and not value.__name__.startswith("_")
@@ -827,6 +829,7 @@ def _public_classes(section: str, module) -> list[type]:
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
     """Returns {key: (type, default)} for the fields of a class that have a default."""
     hints = typing.get_type_hints(cls)
+    # Linen adds these fields to each module.
     linen_fields = ("parent", "name") if hasattr(cls, "apply") else ()
     return {
         field.name: (hints[field.name], field.default)
@@ -883,8 +886,7 @@ def build_source(config: ConfigDict):
     return cls(config.data, **options(config.source))
 
 
-# --------------------------------------------------------------------------------------------------
-# The meaning of a key, which is the comment at its field in the source: `name: int = 1  # meaning`.
+# ------------------------------------------ the meaning of a key, which is the comment at its field
 
 
 @functools.lru_cache
@@ -894,6 +896,7 @@ def field_comments(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if base.__module__.startswith(("transformer_jax.", MODULE_PREFIX)):
             for name, comment in _comments(textwrap.dedent(inspect.getsource(base))).items():
+                # A subclass may change a default without repeating the comment.
                 comments[name] = comment or comments.get(name, "")
     return comments
 
@@ -904,6 +907,7 @@ def _comments(source: str) -> dict[str, str]:
     The comment follows the field on the same line, or is on the lines directly above it.
     """
     comments, depth, statement, above = {}, 0, [], []
+    # `tokenize`, because `ast` drops comments.
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in (tokenize.INDENT, tokenize.DEDENT):
             depth += 1 if token.type == tokenize.INDENT else -1
@@ -923,10 +927,10 @@ def _comments(source: str) -> dict[str, str]:
 
 # --------------------------------------------------------------------------------------------------
 # The sections of a config other than `model`, `task` and `source`. The comment at a field is the
-# meaning of its key in the help of the programs, where `_meanings` takes it from this file.
+# meaning of its key in the help of the programs, where `field_comments` takes it from this file.
 
-# A number of updates, or a fraction of config.train.num_steps (see `span`). An interval is at least
-# one update.
+# A number of updates, or a fraction of config.train.num_steps (see `span`). An interval can't be 0,
+# because events come at its multiples.
 Updates = Annotated[int | float, Range(least=0, counts=True, or_fraction=True)]
 Interval = Annotated[int | float, Range(least=1, counts=True, or_fraction=True)]
 
@@ -1020,7 +1024,8 @@ class Train:
     grace: Annotated[float, Range(least=1, most=10**6)] = 60.0
 
 
-# {optimizer: the keys that it uses, of those that not all optimizers use}
+# {optimizer: the keys that it uses, of those that not all optimizers use}. A key that would have no
+# effect is refused, because people would believe in it.
 OPTIMIZERS = {
     "adam": ("b1", "b2", "eps"),
     "adamw": ("b1", "b2", "eps", "weight_decay"),
@@ -1034,7 +1039,7 @@ OPTIMIZERS = {
     "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
     "schedule_free": ("b1", "b2", "eps", "weight_decay"),
 }
-# {schedule: the keys that it uses, of those that not all schedules use}
+# {schedule: the keys that it uses, of those that not all schedules use}, for the same reason.
 SCHEDULES = {
     "constant": (),
     "inverse_sqrt": (),
@@ -1205,17 +1210,18 @@ MAY_CHANGE = (
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# Keys that count updates, which may be whole numbers or fractions of the run, converted to updates.
-#
-# A number between 0 and 1 is a fraction, such as 0.1 for a tenth of config.train.num_steps. Any
-# other number, including 5.0, is a number of updates.
+# -------------------------------------------- numbers of updates, which may be fractions of the run
 
-_ROUNDING = 1e-6  # in floating point, 0.1 * 30 is a little more than 3
+_ROUNDING = 1e-6  # in floating point, 0.07 * 100 is a little more than 7
 
 
 def span(value: float, num_steps: int) -> int:
-    """Returns the length of a part of the run, such as a warm-up, in updates."""
+    """Returns the length of a part of the run, such as a warm-up, in updates.
+
+    A value between 0 and 1 is a fraction of the run, such as 0.1 for a tenth of
+    config.train.num_steps. Any other value, including 5.0, is a number of updates.
+    """
+    # Rounded, because 0.29 * 100 is a little less than 29 in floating point.
     return round(value * num_steps) if 0 < value < 1 else int(value)
 
 
@@ -1279,15 +1285,16 @@ def interval_warnings(train, checkpoint, optimizer) -> list[str]:
     return lines
 
 
-# --------------------------------------------------------------------------------------------------
-# Choices of layers in a stack: numbers from 0, as in "0,2,4", or a slice such as "::2". An empty
-# string means all layers.
+# --------------------------------------------------------------------- choices of layers in a stack
 
 _NUMBERS = re.compile(r"\d+(,\d+)*|-?\d*:-?\d*(:-?[1-9]\d*)?")
 
 
 def is_choice_of_layers(layers: str) -> bool:
-    """Returns whether a string is a well-formed choice of layers."""
+    """Returns whether a string is a well-formed choice of layers.
+
+    It is numbers from 0, as in "0,2,4", or a slice such as "::2". An empty string means all layers.
+    """
     return not layers or _NUMBERS.fullmatch(layers) is not None
 
 
@@ -1305,8 +1312,7 @@ def chosen_layers(layers: str, num_layers: int) -> list[int]:
     return list(range(num_layers)[slice(*limits)])
 
 
-# --------------------------------------------------------------------------------------------------
-# The sections of optimizers, one for each group of parameters, and checks of their values.
+# ------------------------------- the optimizers of groups of parameters, and checks of their values
 
 _KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
 
@@ -1331,6 +1337,7 @@ def optimizer_sections(config) -> dict[str, Any]:
                 raise _refusal(name, f"config.optimizer has no key {key!r} for a group{meant}")
             with section.ignore_type():
                 section[key] = coerce(f"optimizer.groups, {name}: {key}", value, types[key])
+        # Otherwise a group with another optimizer would be refused for keys that it inherits.
         for chooser, keys in _KEYS.items():
             for key in _unused(section, chooser, keys) - changes.keys():
                 with section.ignore_type():
@@ -1428,13 +1435,7 @@ def _check_updates(section, num_steps: int) -> None:
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# The runs from which a new run takes its initial parameters: `config.init_from`.
-#
-# It is the workdir of a run, or a mapping from prefixes of the new run's parameters to workdirs:
-# with {"student": DIR}, the parameter student/x is initialized from the parameter x of DIR. A value
-# may have further keys: with {"student": {"run": DIR, "part": "teacher", "layers": "::2"}},
-# student/x is initialized from teacher/x of DIR, and of each stack every second layer is taken.
+# -------------------------- the runs that give a new run its initial parameters: `config.init_from`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1454,13 +1455,18 @@ class Beginning:
 def canonical_beginnings(value: Any) -> str | tuple | None:
     """Returns a value of `config.init_from` as a workdir, or ((prefix, ((key, value), ...)), ...).
 
-    Raises UserError for a malformed value.
+    The value is the workdir of a run, or a mapping from prefixes of the new run's parameters to
+    workdirs: with {"student": DIR}, the parameter student/x is initialized from the parameter x of
+    DIR. A value of the mapping may have further keys: with {"student": {"run": DIR, "part":
+    "teacher", "layers": "::2"}}, student/x is initialized from teacher/x of DIR, and of each stack
+    every second layer is taken. Raises UserError for a malformed value.
     """
     if isinstance(value, str) and value[:1] in ("{", "("):
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             raise _bad_beginning(value) from None
+    # A command line can only say None as a string.
     if value is None or value == "None" or value == "none":
         return None
     if isinstance(value, str):
@@ -1469,6 +1475,7 @@ def canonical_beginnings(value: Any) -> str | tuple | None:
     if not runs or len({prefix for prefix, _ in runs}) < len(runs):
         raise _bad_beginning(value)
     alone = dict(runs[0][1])
+    # A single run without further keys is written in one way, so that configs compare as equal.
     return alone["run"] if len(runs) == 1 and runs[0][0] == "" and len(alone) == 1 else runs
 
 
@@ -1497,6 +1504,7 @@ def _canonical_of(value, prefix, run) -> tuple[str, tuple]:
             f"config.init_from: {prefix!r} has layers={keys['layers']!r}, no numbers such as "
             "'0,2,4' and no slice such as '::2'"
         )
+    # In a fixed order, so that equal values give equal records.
     return prefix.strip("/"), tuple((key, keys[key]) for key in known if keys.get(key))
 
 
@@ -1517,8 +1525,7 @@ def _bad_beginning(value) -> UserError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The values of a config by key, and the differences that keep a run from resuming.
+# ----------------- the values of a config by key, and the differences that keep a run from resuming
 
 
 def flat(config: ConfigDict) -> dict[str, Any]:
@@ -1579,6 +1586,7 @@ def validate(config: ConfigDict) -> None:
     _check_batch(config.train)
     _check_combinations(config)
     _check_lora(config.lora)
+    # A recorded path is not followed, and so can't be built.
     if not is_path(config.model.name) or isinstance(config.model.name, File):
         build_model(config)  # a model checks its own keys
 
@@ -1645,8 +1653,7 @@ def _check_lora(lora: ConfigDict) -> None:
         raise UserError("config.lora.matrices is empty: name the matrices with adapters")
 
 
-# --------------------------------------------------------------------------------------------------
-# Complete configs: their keys by section and name, overrides, and tiny variants of config files.
+# ----------------------- complete configs: their keys, overrides, and tiny variants of config files
 
 
 def chosen(config: ConfigDict) -> tuple[str, str, str]:
@@ -1679,6 +1686,7 @@ def all_keys(path: str | None = None) -> list[str]:
         return [*schema(*chosen(config))]
     except UserError:
         models, tasks = class_names("model"), class_names("task")
+        # A section's keys depend on its own class alone, so each class occurs once, not each pair.
         triples = itertools.zip_longest(models, tasks, class_names("source"))
         keys = [
             schema(model or models[0], task or tasks[0], source or "")
@@ -1765,6 +1773,7 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
         key = f"{section}.{name}"
     value = _value(key, value, schema(*chosen(config)))
     parent = config[section] if section else config
+    # `_value` has checked the declared type, where ConfigDict compares with the present value.
     with parent.ignore_type():
         parent[name] = value
 

@@ -55,6 +55,7 @@ def protect() -> None:
         value = VALUES[jaxlib] if jaxlib in VALUES else _untried(jaxlib)
         if value:
             flag = f"{FLAG}={value}"
+            # In front, where `_remove_inherited` looks for it in a child process.
             os.environ["XLA_FLAGS"] = f"{flag} {_read_flags()}".rstrip()
             os.environ[ADDED] = flag
     except (metadata.PackageNotFoundError, OSError):
@@ -62,6 +63,7 @@ def protect() -> None:
 
 
 def _backend_is_open() -> bool:
+    # jax has no public function for this, and none could be called without importing jax.
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 
@@ -130,10 +132,12 @@ def _accepts_flag(jaxlib: str) -> bool | None:
     with contextlib.suppress(OSError):
         return cached.read_text("utf-8") == "accepted"
     accepted = _starts(f"{FLAG}={UNTRIED}")
+    # If jax does not start without the flag either, the flag is not the reason.
     if not accepted and not _starts(""):
         return None
     with contextlib.suppress(OSError):  # without the file, the next process tries again
         cached.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place, because another process may read the file at any moment.
         temporary = cached.with_name(f".{name}.{os.getpid()}")
         temporary.write_text("accepted" if accepted else "refused", "utf-8")
         temporary.replace(cached)
@@ -145,6 +149,7 @@ def _starts(flags: str) -> bool:
     try:
         done = subprocess.run(
             [sys.executable, "-c", TRIAL],
+            # On a CPU, so that the trial does not hold an accelerator that this process needs.
             env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

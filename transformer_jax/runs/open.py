@@ -16,7 +16,8 @@ from transformer_jax.storage import buckets
 from transformer_jax.training import step
 from transformer_jax.training.checkpoint import Checkpoints
 
-local_devices = jax.local_devices  # the devices that `open_run` takes by default
+# The devices that `open_run` takes by default, by a name of this module that tests can replace.
+local_devices = jax.local_devices
 
 
 def open_run(
@@ -63,6 +64,7 @@ def open_run(
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
+    # With another tokenizer, the same ids would be other texts, without any error.
     if spec.tokenizer_fingerprint(task) != recorded.fingerprint["tokenizer"]:
         raise UserError(f"{workdir}/tokenizer: not the tokenizer this run was trained with")
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)

@@ -23,7 +23,9 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
     """
     if not base:
         raise UserError("--from_peft needs --config.init_from=RUN, the run that the adapters adapt")
+    # One device, because the adapters of a folder are whole arrays in the memory of the host.
     task, params = open_run(base, devices=jax.local_devices()[:1])
+    # Writable copies, because `stored.fill` writes into views of these arrays.
     params = jax.tree.map(np.array, jax.device_get(params))
     config = task.config
     family = families.run_family(config, architecture)
@@ -33,6 +35,8 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
         configs.set_key(config, f"lora.{key}", value)
     configs.validate(config)
     task = make_task(config)
+    # The tree of the adapted task tells which adapters there are, and their shapes. They only have
+    # to exist: `stored.fill` gives them their values.
     shapes, _ = parameters.split(step.abstract_params(task), parameters.paths(params).__contains__)
     adapters = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     params = parameters.merged(params, adapters)

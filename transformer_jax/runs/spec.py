@@ -23,11 +23,10 @@ from transformer_jax.training import warm_start
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 from transformer_jax.training.warm_start import Origin, Part
 
-# --------------------------------------------------------------------------------------------------
-# `RunSpec` describes a run that is about to start or to resume. `Record` is the content of
-# config.json in the workdir of a run that has been started before.
+# ----------------------- `RunSpec`, a run that is to start; `Record`, a run that was started before
 
 Files = Mapping[str, configs.File]
+# Immutable, because it is the default of arguments.
 _NONE: Files = types.MappingProxyType({})
 Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
@@ -84,8 +83,7 @@ class Record:
         return self.fingerprint["train"] == []
 
 
-# --------------------------------------------------------------------------------------------------
-# From a config to the run that it describes.
+# ------------------------------------------------------- from a config to the run that it describes
 
 
 def resolve(
@@ -207,8 +205,7 @@ def _task(config, tokenizer):
     return task(config, tokenizer, **configs.options(config.task))
 
 
-# --------------------------------------------------------------------------------------------------
-# The record of a run, config.json in its workdir, and the lines of its metrics.jsonl.
+# ----------------------------- the record of a run, config.json, and the lines of its metrics.jsonl
 
 LIBRARIES = (
     "jax",
@@ -262,6 +259,7 @@ def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = configs.NAMED_
             )
         recorded = configs.Recorded(content.get("files", {}), files, needed)
         config = configs.from_record(content["config"], str(path), recorded)
+        # Records of earlier versions lack this entry.
         has_head = content["has_head"] if "has_head" in content else fine_tunes(config)
         return Record(path.parent, config, fingerprint, has_head)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -387,9 +385,7 @@ def metrics(folder) -> list[dict]:
     return lines
 
 
-# --------------------------------------------------------------------------------------------------
-# Starting from another run: `config.init_from` gives the parameters, the tokenizer and, if the task
-# takes it, the model.
+# ------------------------------------------------------------------------ starting from another run
 
 
 def source(config) -> Record | None:
@@ -451,6 +447,7 @@ def origin(config, workdir) -> Origin | None:
         _check_adapted(config, workdir)
         return None
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
+    # A run that was killed before its first checkpoint still has to initialize its parameters.
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
         return None
     for key in task.other_runs:
@@ -463,6 +460,8 @@ def origin(config, workdir) -> Origin | None:
     for beginning in (*beginnings(init_from), *_task_runs(config)):
         earlier = _record(beginning, config)
         own = [beginning]
+        # A mapping says itself which parts to take. For a single run of another family, the model
+        # does.
         if isinstance(init_from, str) and not beginning.prefix:
             of_family = _others(config).get(earlier.config.model.name, {}).items()
             own = [Beginning(prefix, beginning.run, **keys) for prefix, keys in of_family] or own
@@ -488,6 +487,7 @@ def with_other_models(config, recorded: Record | None, earlier: Record | None):
     """
     if not _task_runs(config):
         return config
+    # A copy, because the config belongs to the caller.
     config = ConfigDict(config).copy_and_resolve_references()
     for beginning in _task_runs(config):
         key = f"{beginning.prefix}_model"
@@ -517,7 +517,10 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
         )
     changes = list(overrides)
     if earlier is not None:
+        # Taken before config.model is replaced. Overrides come last, so that they win over the
+        # file.
         changes = [*_non_defaults(config.model), *overrides]
+        # The model of the earlier run may be of another class, whose section has other keys.
         with config.ignore_type():
             config.model = earlier.config.model
         if new_tokens := _task_class(config).new_tokens(config, earlier):

@@ -77,6 +77,8 @@ def train(
                         "it must be on storage that all hosts share"
                     )
             text_files.share()
+            # Only now can the fingerprints be compared, because process 0 has just prepared the
+            # data.
             hosts.agree(task.fingerprint())
             return trainer.run(
                 config,
@@ -95,8 +97,7 @@ def _held(workdir):
     return contextlib.nullcontext() if hosts.index() else held(workdir)
 
 
-# --------------------------------------------------------------------------------------------------
-# Exclusive use of a workdir by one run at a time: a lock on a disk, a lease in a bucket.
+# ----------- exclusive use of a workdir by one run at a time: a lock on a disk, a lease in a bucket
 
 
 @contextlib.contextmanager
@@ -140,6 +141,7 @@ def _end_process(line: str) -> None:
     """Ends the process at once, from any thread, because another run now holds the workdir."""
     print(f"error: {line}", file=sys.stderr, flush=True)
     hosts.failed(line, 1)
+    # The thread that renews the lease calls this, where `sys.exit` would not end the process.
     os._exit(1)
 
 
@@ -148,7 +150,7 @@ def _end_process(line: str) -> None:
 # Objects are written only if their generation has not changed, so that of two processes that try to
 # take the lease at the same time only one succeeds.
 
-RENEWAL = 10  # seconds between two renewals
+RENEWAL = 10  # seconds between two renewals, several of which may fail before SILENCE is over
 SILENCE = 60  # seconds without a renewal after which the holder counts as dead
 
 
@@ -194,6 +196,7 @@ def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[N
     finally:
         ended.set()
         thread.join(PATIENCE)  # if the bucket can't be reached, the lease expires by itself
+        # While the thread is alive, it may still write, and change the generation.
         if generation is not None and not thread.is_alive():
             with contextlib.suppress(OSError):
                 lock.write_if(None, generation, PATIENCE)

@@ -48,10 +48,9 @@ class BidirectionalLM(EncoderUse, TextTask):
     def texts(self) -> BothWaysTexts:
         return BothWaysTexts(self.config, self.length, self.model.max_characters)
 
-    # training
-
     def batch_spec(self, row_shape: int):
         both = (self.length, 2)
+        # A token may itself be an array, of the characters of a word: `unit_shape` is then not ().
         shapes = dict.fromkeys(("labels", "weights", "restarts"), both)
         return self.int32_spec(shapes | {"tokens": (*both, *self.model.unit_shape)})
 
@@ -67,6 +66,7 @@ class BidirectionalLM(EncoderUse, TextTask):
 
     def loss(self, params, batch, context: Context) -> Loss:
         states, carry = carried_states(self.model, params, batch, context)
+        # Both directions share the softmax layer (section 3.1).
         output = self.model.apply({"params": params}, method="output")
         metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
         for way, name in enumerate(_DIRECTIONS):
@@ -90,15 +90,13 @@ class BidirectionalLM(EncoderUse, TextTask):
         return perplexities(means["loss"], meta) | by_direction
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. The word encoder runs for each direction,
-        # because both read different words.
+        # The factor 3, because a backward pass costs two forward passes. The word encoder runs for
+        # each direction, because both read different words.
         words = self.model.words_flops(self.length)
         return 3 * (self.model.flops(self.length, self.length) + words)
 
     def positions(self, row_shape: int = 0) -> int:
         return 2 * self.length
-
-    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns losses, accuracy and perplexities of a split, which each direction reads once.

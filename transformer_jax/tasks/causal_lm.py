@@ -15,7 +15,7 @@ from transformer_jax.objectives.texts import NextTokens, carried_states, perplex
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
 
-_COUNTED = 2**24  # bytes of the training text on which the n-gram baselines are counted
+_COUNTED = 2**24  # bytes counted for the n-gram baselines, so that a large text takes no longer
 _SAMPLING = Sampling(temperature=0.8)  # for the text that an evaluation prints
 
 
@@ -55,8 +55,6 @@ class CausalLM(NextTokens):
     def texts(self) -> TextWindows:
         return TextWindows(self.config, self.length, self.carry)
 
-    # training
-
     def batch_spec(self, row_shape: int):
         keys = ["tokens", "labels", "weights"]
         if self.carry:
@@ -91,8 +89,6 @@ class CausalLM(NextTokens):
         sample = lowering.generation(self.model, params, self.config, self.sample_tokens, _SAMPLING)
         return {"a sample": EvaluationProgram(*sample, remedy)}
 
-    # evaluation
-
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, accuracy, perplexity, and bits per byte and per character of a split.
 
@@ -126,6 +122,7 @@ class CausalLM(NextTokens):
         try:
             counted = self.texts.counted(self.tokenizer, _COUNTED)
         except UserError as error:
+            # A run can still be evaluated where its training text has been deleted.
             say(f"no n-gram models: {error}")
             return None
         (tokens,) = stored.read([(0, stored.meta["tokens"])])

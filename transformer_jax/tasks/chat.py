@@ -44,6 +44,7 @@ class Chat(NextTokens):
     def new_tokens(cls, config, earlier):
         tokenizer = tokenizers.load(earlier.workdir / "tokenizer")
         needed = tokenizers.with_marks(tokenizer, config.task.special_tokens).vocab_size
+        # A vocabulary that is larger than its tokenizer may have room for them already.
         return max(needed - earlier.config.model.vocab_size, 0)
 
     def batch_spec(self, row_shape: int = 0):
@@ -51,6 +52,7 @@ class Chat(NextTokens):
         return self.int32_spec(dict.fromkeys(keys, (self.length,)))
 
     def filled(self, batch):
+        # Prompts are not padding, although their tokens have no weight.
         return (batch["segment_ids"] > 0).sum(dtype=jnp.int32)
 
     def evaluate(self, params, split: str) -> dict:

@@ -64,6 +64,8 @@ class Choice(FineTuning):
 
     def _number(self, label: str, where: str) -> int:
         """Returns the number of a choice from 0."""
+        # At most 9 digits, because `int` refuses strings of thousands of digits with an error of
+        # its own.
         is_number = label.strip().isdecimal() and len(label) <= 9
         if not is_number or not 0 <= int(label) - self.first < len(self.choices):
             last = self.first + len(self.choices) - 1
@@ -94,6 +96,7 @@ class Choice(FineTuning):
         return arrays | {"label": np.int32(label)}
 
     def num_tokens(self, example):
+        # The rows of an example are one array, so the longest decides the bucket of all.
         longest = max(len(context) + len(choice) for context, choice in example[0])
         return longest + self.marks.count(2)
 
@@ -106,6 +109,8 @@ class Choice(FineTuning):
         return self.encoder.head(1, self.head_dropout)
 
     def counted(self, batch):
+        # An example counts once, whatever its number of choices, because the loss is one softmax
+        # over them.
         return super().counted(batch)[..., 0]
 
     def objective(self, outputs, batch):

@@ -66,6 +66,7 @@ class Classification(FeatureBased):
             raise UserError(
                 f"config.task.head_kind={self.head_kind!r}: not with config.task.features; drop one"
             )
+        # The answer would be in the input, and the scores perfect.
         if self.label in (self.text, self.pair):
             raise UserError(
                 f"config.task.label={self.label}: that column is a text; name the column of the "
@@ -76,8 +77,6 @@ class Classification(FeatureBased):
     @property
     def two_texts(self) -> bool:
         return bool(self.pair)
-
-    # examples
 
     def read(self, split):
         texts = [self.text, self.pair] if self.pair else [self.text]
@@ -97,8 +96,10 @@ class Classification(FeatureBased):
             if not record.values[-1].strip():
                 raise UserError(f"{record.where}: an empty label")
             counts[record.values[-1]] += 1
+        # Sorted, so that the head's outputs do not depend on the order of the rows.
         names = sorted(counts)
         first = next(iter(counts), None)
+        # The header of a table whose columns are given by numbers would silently become a class.
         if self.label.isdecimal() and counts[first] == 1 and len(names) > 2:
             say(
                 f"the first row is the only one with the label {first!r}: if it is a header, name "
@@ -119,6 +120,7 @@ class Classification(FeatureBased):
                 raise UserError(f"{record.where}: an empty text")
         if num_skipped := len(all_records) - len(records):
             say(f"{num_skipped:,} rows without a text are left out")
+        # If no row has a text, the column is wrong rather than the rows.
         if all_records and not records:
             raise UserError(f"{all_records[0].where}: an empty text, as in all other rows")
         labels = [self._target(record) for record in records]
@@ -183,8 +185,6 @@ class Classification(FeatureBased):
         rows = {name: (*orders, *shape) for name, shape in self.encoder.shapes(length).items()}
         return rows | {"value" if self.regression else "label": ()}
 
-    # objective and scores
-
     @property
     def num_outputs(self):
         return 1 if self.regression else len(self.names)
@@ -205,6 +205,7 @@ class Classification(FeatureBased):
 
     def counted(self, batch):
         is_row = super().counted(batch)
+        # Both orders of an example have one label, and so one term of the loss.
         return is_row[..., 0] if self.symmetric else is_row
 
     def objective(self, outputs, batch):
@@ -240,7 +241,7 @@ class Classification(FeatureBased):
         outputs = np.stack(outputs).sum(axis=1)
         labels = _labels(examples)
         if self.regression:
-            # A correlation is undefined without variance.
+            # A correlation is undefined without variance: scipy would return NaN, which JSON lacks.
             if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:
                 return {"pearson": 0.0, "spearman": 0.0}
             return {
@@ -255,8 +256,6 @@ class Classification(FeatureBased):
             "macro_f1": scores.macro_f1(labels, predicted, range(num_labels)),
             "matthews": scores.matthews(labels, predicted),
         }
-
-    # predictions
 
     def prediction(self, examples, outputs):
         outputs = outputs[0].sum(axis=0)
@@ -278,6 +277,7 @@ class Classification(FeatureBased):
         if not texts:
             return []
         encoded = zip(*self._encoded(texts))
+        # The label 0 is never read, but the arrays of a row have a place for it.
         return [Unlabelled([(first, second, 0)], is_long) for first, second, is_long in encoded]
 
     def classify(

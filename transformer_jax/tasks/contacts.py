@@ -50,8 +50,6 @@ class Contacts(ProteinTask):
         seed = self.config.data.seed
         return proteins.ContactMaps(records, self.tokenizer, self.length, seed)
 
-    # training
-
     def batch_spec(self, row_shape: int):
         shape = (self.length - 2, self.length - 2)  # without <cls> and <eos>
         return super().batch_spec(row_shape) | self.int32_spec({"contacts": shape})
@@ -76,6 +74,7 @@ class Contacts(ProteinTask):
         segment_ids, touch = batch["segment_ids"], batch["contacts"]
         logits = contacts.logits(self.model, params, batch["tokens"], segment_ids)
         pairs = self._pairs(batch)
+        # The cross-entropy of a sigmoid, without a logarithm of a probability that underflows.
         losses = jax.nn.softplus(logits) - touch * logits
         total = jnp.sum(losses * pairs)
         num_residues = contacts.residues(segment_ids).sum(axis=1)
@@ -97,12 +96,11 @@ class Contacts(ProteinTask):
         return "" if path[0] == "contact" else None
 
     def flops(self, row_shape: int = 0) -> float:
+        # Only the regression is trained, so the model has no backward pass.
         return self.model.flops(self.length, 0)
 
     def derived(self, name, means):
         return {}
-
-    # use
 
     def predict(
         self, params, lines: Iterable[str], *, long: str | None = None
@@ -139,6 +137,7 @@ class Contacts(ProteinTask):
 
 
 def _allowed(logits: Float[Array, "B P P"], pairs: Bool[Array, "B P P"]) -> Float[Array, "B P P"]:
+    # The precision counts ranks, which have no gradient. -inf ranks below all pairs that count.
     return jnp.where(pairs, jax.lax.stop_gradient(logits), -jnp.inf)
 
 
@@ -150,7 +149,10 @@ def precision(
     Pairs with the logit -inf are not counted.
     """
     batch, length, _ = logits.shape
+    # The number of residues differs from row to row, but shapes are fixed: `length` pairs are taken
+    # from each row, of which the first ones count.
     highest, indices = jax.lax.top_k(logits.reshape(batch, -1), length)
     is_true = jnp.take_along_axis(touch.reshape(batch, -1), indices, axis=1)
     counts = (jnp.arange(length) < num_residues[:, None]) & (highest > -jnp.inf)
+    # A short protein may have no pair that counts.
     return jnp.sum(is_true * counts, axis=1) / jnp.maximum(counts.sum(axis=1), 1)

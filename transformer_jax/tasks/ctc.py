@@ -76,8 +76,6 @@ class CTC(Answering, SpeechTask):
     def spelling(self) -> Spelling:
         return Spelling(tuple(self.vocabulary), self.blank, self.word_delimiter)
 
-    # training
-
     def component(self, records):
         return TranscribedRows(
             records,
@@ -131,6 +129,7 @@ class CTC(Answering, SpeechTask):
 
     def loss(self, params, batch, context: Context) -> Loss:
         options = {}
+        # Masking regularizes as dropout does, so that an evaluation hears the whole utterance.
         if context.train:
             options = dict(
                 masked=batch["masked"], feature_mask=batch["feature_mask"], rng=context.rng
@@ -138,6 +137,7 @@ class CTC(Answering, SpeechTask):
         logits = self.logits(params, batch["sound"], batch["length"], **options)
         frames = self.model.num_frames(batch["length"])[:, None]
         counts = batch["num_labels"]
+        # optax wants 1 where an array is padding, whereas our masks are 1 where it is filled.
         losses = optax.ctc_loss(
             logits,
             (jnp.arange(logits.shape[1]) >= frames).astype(jnp.float32),
@@ -163,6 +163,7 @@ class CTC(Answering, SpeechTask):
 
     def _logits(self, params, inputs: Inputs, rng=None, **options) -> jax.Array:
         """Returns the same; `options` are those of the model's `hidden`."""
+        # Two calls with the same key could draw equal dropout masks.
         keys = [None, None] if rng is None else jax.random.split(rng)
         head_rngs, encoder_rngs = (None if key is None else {"dropout": key} for key in keys)
         train = rng is not None
@@ -178,8 +179,6 @@ class CTC(Answering, SpeechTask):
 
     def flops(self, row_shape: int = 0) -> float:
         return 3 * self.model.flops(self.samples, 0)
-
-    # use
 
     @cached_property
     def transcriber(self) -> Transcriber:
@@ -226,8 +225,6 @@ class CTC(Answering, SpeechTask):
         scale, or floats, which are taken as they are.
         """
         return self.transcriber(params, utterances)
-
-    # evaluation
 
     @cached_property
     def measures(self):

@@ -47,6 +47,7 @@ class Denoising(PairTask):
                     f"config.model.vocab_size={size}: must be more than {NUM_SENTINELS}, which "
                     "are the sentinels"
                 )
+            # The sentinels get the ids after those of the tokenizer that is trained now.
             size -= NUM_SENTINELS
         shared = tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, self.texts.training_text, size
@@ -71,8 +72,6 @@ class Denoising(PairTask):
     def _encoded(self, lines: list[str]) -> list[list[int]]:
         return [*map(self.tokenizer.source.encode_masked, lines)]
 
-    # evaluation
-
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, perplexity and accuracy of the reconstructed tokens of a split.
 
@@ -81,5 +80,6 @@ class Denoising(PairTask):
         arguments.held_out(self.texts.text, split, "files")
         evaluated = self.texts.evaluation(self.tokenizer, split)
         means = self.mean_metrics(params, evaluated)
+        # The share of padding says nothing about the model.
         means.pop("filled")
         return means | self.derived(split, means) | {"rows": len(evaluated)}

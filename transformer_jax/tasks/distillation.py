@@ -111,7 +111,8 @@ class Distillation(MaskedLM):
         hidden = self.states(self.model, params, batch, context)
         loss = self.loss_of_states(params, batch, hidden)
         teacher = jax.lax.stop_gradient(params["teacher"])
-        # The teacher has no dropout: `Context()` is that of an evaluation.
+        # The teacher has no dropout, so that its targets depend on the rows alone. `Context()` is
+        # that of an evaluation.
         teacher_hidden = self.states(self._teacher, teacher, batch, Context())
         filled = (batch["segment_ids"] > 0).astype(jnp.float32)  # (B, L)
         terms = {}
@@ -128,15 +129,18 @@ class Distillation(MaskedLM):
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]
         every_position = length if self.soft_targets else 0
-        # A backward pass costs two forward passes. The frozen teacher has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen teacher has
+        # none.
         student = 3 * self.model.flops(length, num_predictions + every_position)
         return student + self._teacher.flops(length, every_position)
 
 
 def _cosine(x: Float[Array, "B L M"], y: Float[Array, "B L M"]) -> Float[Array, "B L"]:
     """Returns the cosine similarities of the hidden states of two models (B, L) float32."""
+    # In bfloat16, a sum of squares over the width would lose most of its digits.
     x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     squares = jnp.sum(x * x, axis=-1) * jnp.sum(y * y, axis=-1)
+    # The epsilon keeps the result and its gradient finite for a vector of zeros.
     return jnp.sum(x * y, axis=-1) * jax.lax.rsqrt(squares + 1e-16)
 
 
@@ -158,8 +162,11 @@ class Output(NamedTuple):
     def log_softmax(self, states: Float[Array, "B C E"], temperature: float):
         """Returns the log-probabilities (B, C, V) float32 of a chunk of the states."""
         matrix = self.table.astype(states.dtype)
+        # Products of bfloat16 are summed and kept in float32, because the divergence is a
+        # difference of logarithms.
         logits = jnp.einsum("bce,ve->bcv", states, matrix, preferred_element_type=jnp.float32)
         logits = logits if self.bias is None else logits + self.bias
+        # The logits are the largest array here, so they stay split over the vocabulary.
         logits = sharding.constrain(logits, "batch", None, "vocab")
         return jax.nn.log_softmax(logits / temperature)
 
@@ -178,11 +185,12 @@ def divergence(
         student_states, teacher_states, weights = chunk
         log_q = student.log_softmax(student_states, temperature)
         log_p = teacher.log_softmax(teacher_states, temperature)
+        # With p = exp(log p), p log p is 0 where p underflows, and not 0 * -inf = NaN.
         divergences = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)  # (B, C)
         return total + jnp.sum(divergences * weights), None
 
     batch, length = weights.shape
-    # The factor 2 is for the logits of two models.
+    # The factor 2 is for the logits of two models, which are in memory together.
     chunks = num_chunks(batch, length, 2 * len(student.table))
     size = -(-length // chunks)
 

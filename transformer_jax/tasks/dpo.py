@@ -79,11 +79,9 @@ class DPO(PreferenceTask, Continued):
                 f"{self._reference.max_length}"
             )
 
-    # data
-
     @property
     def room(self) -> int:
-        return self.length + 1  # the last token is predicted, but not read
+        return self.length + 1  # the last token is a label only, and is not read
 
     def _examples(self, split: str) -> predictions.Examples | None:
         records = self.read(split)
@@ -130,8 +128,6 @@ class DPO(PreferenceTask, Continued):
     def rows(self):
         return self._rows
 
-    # training
-
     def batch_spec(self, row_shape: int):
         spec = self.int32_spec(self._shapes(self.lengths[row_shape]))
         return spec | {"label": jax.ShapeDtypeStruct(spec["label"].shape, jnp.float32)}
@@ -146,18 +142,24 @@ class DPO(PreferenceTask, Continued):
         return None if path[0] == "reference" else super().group(path)
 
     def weights(self, batch):
+        # Each prompt has the same weight, however many completions it has: see
+        # `Pairs.prompt_means`.
         return {"loss": _filled(batch)[:, 0].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
         filled = _filled(batch)
+        # The training step asks for no gradient of frozen parameters; any other caller gets zeros.
         reference = jax.lax.stop_gradient(params["reference"])
         policy_log_probs = log_probs(self.model, params, batch, context)
-        # The reference has no dropout: `Context()` is that of an evaluation.
+        # The reference has no dropout, because its log-probabilities are constants of the data.
+        # `Context()` is that of an evaluation.
         reference_log_probs = log_probs(self._reference, reference, batch, Context())
         log_ratios = policy_log_probs - reference_log_probs  # (B, K)
         pairs = Pairs.of(log_ratios, filled, batch["labels"], batch["weights"])
         loss = pairs.prompt_means(self.pair_losses(pairs.differences, self.preferred(batch))).sum()
         count = filled[:, 0].sum(dtype=jnp.int32)
+        # The implicit reward is beta times the log-ratio there, so its metrics are on the scale of
+        # a reward model's.
         rewards = pairs._replace(differences=self.beta * pairs.differences)
         num_filled = batch["weights"].sum(dtype=jnp.int32)
         measured = {
@@ -175,15 +177,14 @@ class DPO(PreferenceTask, Continued):
         return squared_distance(differences, preferred, self.beta)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. The frozen reference has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen reference has
+        # none.
         length = self.lengths[row_shape]
         row = 3 * self.model.flops(length) + self._reference.flops(length)
         return self.completions * row
 
     def positions(self, row_shape: int = 0) -> int:
         return self.completions * self.lengths[row_shape]
-
-    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the loss of a split, and the metrics of its implicit rewards.
@@ -217,6 +218,8 @@ def squared_distance(
 
     With probability 1 - `preferred`, the completion labeled as worse is the preferred one.
     """
+    # IPO pulls the difference to a finite target, where DPO's loss falls forever: with preferences
+    # that are certain, DPO would ignore the KL penalty.
     target = 1 / (2 * tau)
     right, wrong = jnp.square(differences - target), jnp.square(differences + target)
     return preferred * right + (1 - preferred) * wrong
@@ -231,6 +234,8 @@ def _extreme_rewards(
     rewards: Float[Array, "B K"], filled
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Returns the mean rewards of the best and of the worst completions."""
+    # Completions are in the order of preference, and missing ones are at the end. A row that only
+    # pads the batch has none, and would have the index -1.
     worst = jnp.maximum(filled.sum(axis=1) - 1, 0)
     exists, count = filled[:, 0], filled[:, 0].sum(dtype=jnp.int32)
     worst_rewards = jnp.take_along_axis(rewards, worst[:, None], axis=1)[:, 0]

@@ -39,8 +39,6 @@ class GloVeTask(WordTask):
             self.config, length=self.length, window=self.window, vocab_size=self.model.vocab_size
         )
 
-    # training
-
     def batch_spec(self, row_shape: int):
         spec = self.int32_spec(dict.fromkeys(("first", "second"), (self.length,)))
         counts = jax.ShapeDtypeStruct(spec["first"].shape, jnp.float32)
@@ -61,6 +59,8 @@ class GloVeTask(WordTask):
             {"params": params}, batch["first"], batch["second"], method="log_counts"
         )
         is_pair = counts > 0
+        # A position that pads a row has the count 0, whose logarithm must not be computed even
+        # though its weight is 0, because 0 * inf is NaN.
         weights = jnp.where(is_pair, jnp.minimum(1, (counts / self.most) ** self.power), 0)
         errors = predicted - jnp.log(jnp.where(is_pair, counts, 1))
         loss = jnp.sum(weights * errors**2)

@@ -42,7 +42,7 @@ class GRPO(Policy):
         """Returns rollouts with their advantages. There is no memory."""
         rollout = self.answered(params, batch, context)
         rollout |= self.in_parts(lambda rows: self._before(params, rows), rollout)
-        # The completions of a prompt are consecutive rows.
+        # The completions of a prompt are consecutive rows, so that a reshape makes the groups.
         groups = rollout["rewards"].reshape(-1, self.group_size)
         advantages = rollouts.group_advantages(
             groups, divides_by_deviation=self.divides_by_deviation
@@ -83,7 +83,7 @@ class GRPO(Policy):
         return Loss(terms, measured)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         learning = 3 * self.epochs * self.model.flops(self.length)
         return self.group_size * (self.flops_of_experience + learning)
 

@@ -58,8 +58,6 @@ class ImageClassification(ImageTask):
                 "a model that has, such as vit"
             )
 
-    # classes and rows
-
     @cached_property
     def names(self) -> list[str]:
         """The classes in the order of the head's outputs."""
@@ -102,8 +100,6 @@ class ImageClassification(ImageTask):
             "shares": jax.ShapeDtypeStruct(shape, jnp.float32),
         }
 
-    # training
-
     @property
     def head(self) -> Head:
         return Head(len(self.names), self.head_dropout, pools=self.hidden_head, zeros=True)
@@ -126,6 +122,7 @@ class ImageClassification(ImageTask):
         """Returns the logits (B, classes) float32 of images uint8 (B, S, S, C)."""
         model_key, head_key = jax.random.split(context.rng) if context.train else (None, None)
         apply = partial(self.model.apply, {"params": self.model_params(params)})
+        # A frozen model has no dropout either: its hidden states are fixed features.
         train = context.train and not self.frozen
         rngs = {"dropout": model_key} if train else None
         hidden = apply(Inputs(images=images), train=train, rngs=rngs, method="hidden")
@@ -145,7 +142,8 @@ class ImageClassification(ImageTask):
         smoothing = self.label_smoothing if context.train else 0.0
         loss = nll
         if smoothing:
-            # The cross-entropy with the uniform distribution over all classes.
+            # The cross-entropy with the uniform distribution: its mean over classes needs no second
+            # array (B, classes) of log-probabilities.
             uniform = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)  # (B,)
             loss = (1 - smoothing) * nll + smoothing * jnp.sum(uniform * shares.sum(axis=-1))
         is_right = logits.argmax(axis=-1)[:, None] == labels
@@ -158,14 +156,12 @@ class ImageClassification(ImageTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. A frozen model has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. A frozen model has none.
         passes = 1 if self.frozen else 3
         return passes * self.model.flops(self.model.num_patches)
 
     def positions(self, row_shape: int = 0) -> int:
         return 1
-
-    # evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss and the scores of a split.

@@ -75,8 +75,6 @@ class CodeLM(SourceTask):
     def _num_classes(self) -> int:
         return self.model.vocab_size - self._coder.num_codes
 
-    # data
-
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The classes of the training images; one class without a name if they have no labels."""
@@ -105,8 +103,6 @@ class CodeLM(SourceTask):
         shares = jax.ShapeDtypeStruct((batch, 1), jnp.float32)
         return {"images": images, "shares": shares} | self.int32_spec({"labels": (1,)})
 
-    # training
-
     def init(self, rng):
         key, other_key = jax.random.split(rng)
         side = self._coder.image_size
@@ -118,9 +114,11 @@ class CodeLM(SourceTask):
         return None if path[0] == "autoencoder" else super().group(path)
 
     def weights(self, batch):
+        # The share of a row that only pads the batch is 0, so that the mean leaves it out.
         return {"loss": self.length * batch["shares"].sum()}
 
     def loss(self, params, batch, context: Context) -> Loss:
+        # The training step asks for no gradient of frozen parameters; any other caller gets zeros.
         coder = jax.lax.stop_gradient(params["autoencoder"])
         codes = self._coder.apply({"params": coder}, batch["images"], method="codes")
         # The class takes the role of a start token: it predicts the first token of the image.
@@ -139,7 +137,8 @@ class CodeLM(SourceTask):
         return Loss({"loss": loss}, metrics)
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes. The frozen autoencoder has no backward pass.
+        # The factor 3, because a backward pass costs two forward passes. The frozen autoencoder has
+        # none.
         return 3 * self.model.flops(self.length) + self._coder.flops(self.length)
 
     def positions(self, row_shape: int = 0) -> int:
@@ -147,8 +146,6 @@ class CodeLM(SourceTask):
 
     def derived(self, name, means):
         return {"perplexity": perplexity(means["loss"])}
-
-    # use
 
     def samples(
         self, params, classes: Sequence[str], *, temperature: float = 1.0, seed: int = 0

@@ -75,9 +75,8 @@ class MaskedLM(MaskedTextTask):
             self.rare_words,
         )
 
-    # training
-
     def init(self, rng):
+        # A short row is traced faster, and no parameter depends on the length of the rows.
         return self.model.init(rng, jnp.zeros((1, 8), jnp.int32))["params"]
 
     def weights(self, batch):
@@ -126,10 +125,8 @@ class MaskedLM(MaskedTextTask):
 
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.flops(length, num_predictions)
-
-    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the losses and accuracies of both objectives on a split.

@@ -21,7 +21,7 @@ from transformer_jax.layers.parameters import compute_dtype
 from transformer_jax.layers.patches import PatchDecoder
 from transformer_jax.objectives.images import ImageTask
 
-_EPSILON = 1e-6  # added to the variance of a patch, as in the published code
+_EPSILON = 1e-6  # keeps the deviation of a flat patch above 0, as in the published code
 _EVALUATION = Context()
 
 
@@ -72,9 +72,8 @@ class MaskedPatches(ImageTask):
 
     @property
     def num_visible(self) -> int:
+        # Rounded down, as in the published code.
         return int(self.model.num_patches * (1 - self.mask_ratio))
-
-    # rows
 
     def images_of(self, split: str, records: store.Records) -> rows.Component:
         count = self.model.num_patches
@@ -83,8 +82,6 @@ class MaskedPatches(ImageTask):
     def batch_spec(self, row_shape):
         shapes = {"weight": (), "order": (self.model.num_patches,)}
         return self.image_spec() | self.int32_spec(shapes)
-
-    # training
 
     @cached_property
     def decoder(self) -> PatchDecoder:
@@ -111,7 +108,7 @@ class MaskedPatches(ImageTask):
     def predicted(self, params, batch, context: Context = _EVALUATION) -> Float[Array, "B N F"]:
         """Returns the predicted pixels of all patches."""
         # "order" is a random permutation of the patches, of which the first are visible. All images
-        # have equally many, so that the arrays have a fixed shape.
+        # have equally many, so that the arrays have one shape and the step compiles once.
         visible = batch["order"][:, : self.num_visible]
         states = self.model.apply(
             {"params": self.model_params(params)},
@@ -120,6 +117,7 @@ class MaskedPatches(ImageTask):
             rngs={"dropout": context.rng} if context.train else None,
             method="hidden",
         )
+        # The decoder needs the whole order: it puts mask tokens where the encoder read nothing.
         return self.decoder.apply({"params": params["decoder"]}, states, batch["order"])
 
     def targets(self, images: Num[Array, "B H W C"]) -> tuple[Array, Array, Array]:
@@ -140,6 +138,10 @@ class MaskedPatches(ImageTask):
         targets, _, _ = self.targets(batch["images"])
         errors = jnp.square(predicted - targets).mean(axis=-1)  # (B, N)
         masked = batch["order"][:, self.num_visible :]
+        # The loss is on masked patches alone, because predicting the visible ones, too, lowers the
+        # accuracy (section 3). `clip` omits a check of indices, which in a permutation are all
+        # valid.
+        # keeps.
         row_errors = jnp.take_along_axis(errors, masked, axis=1, mode="clip").mean(axis=1)
         loss = jnp.sum(row_errors * batch["weight"])
         count = batch["weight"].sum(dtype=jnp.int32)
@@ -149,13 +151,12 @@ class MaskedPatches(ImageTask):
 
     def flops(self, row_shape: int = 0) -> float:
         count, width = self.model.num_patches, self.model.d_model
+        # The encoder does not read the masked patches, which makes this pre-training cheap.
         encoder = self.model.flops(self.num_visible)
         return 3 * (encoder + self.decoder.flops(self.num_visible, count, width))
 
     def positions(self, row_shape: int = 0) -> int:
         return self.model.num_patches - self.num_visible
-
-    # use
 
     def reconstruct(self, params, images: np.ndarray) -> Reconstructions:
         """Returns images uint8 (N, S, S, C), their visible patches, and their reconstructions.
@@ -168,6 +169,8 @@ class MaskedPatches(ImageTask):
         batch = {"images": jnp.asarray(images), "order": jnp.asarray(order, jnp.int32)}
         predicted = jax.jit(self.predicted)(params, batch)
         targets, mean, deviation = self.targets(batch["images"])
+        # Normalized pixels tell neither brightness nor contrast, so both are taken from the
+        # original patch, for masked patches, too.
         original = targets * deviation + mean if self.normalise_pixels else targets
         if self.normalise_pixels:
             predicted = predicted * deviation + mean

@@ -19,7 +19,7 @@ from transformer_jax.objectives.proteins import ProteinTask
 from transformer_jax.objectives.texts import MASKED, masked_loss, perplexity, states
 from transformer_jax.scores import ngrams
 
-_COUNTED = 2**24  # residues of the training split on which the n-gram baselines are counted
+_COUNTED = 2**24  # residues counted for the n-gram baselines, so that a large split takes no longer
 
 
 @dataclasses.dataclass
@@ -49,8 +49,6 @@ class MaskedResidues(ProteinTask):
             records, self.tokenizer, self.length, seed, share=self.mask_share
         )
 
-    # training
-
     def batch_spec(self, row_shape: int):
         predictions = proteins.max_predictions(self.length, self.mask_share)
         masked = self.int32_spec(dict.fromkeys(MASKED, (predictions,)))
@@ -65,14 +63,14 @@ class MaskedResidues(ProteinTask):
         return masked_loss(self.model, params, batch, hidden)
 
     def group(self, path):
+        # This loss gives these heads no gradient. Frozen, they do not shrink by weight decay
+        # either.
         return None if path[0] in ("contact", "pooler", "nsp") else super().group(path)
 
     def flops(self, row_shape: int = 0) -> float:
         predictions = proteins.max_predictions(self.length, self.mask_share)
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.flops(self.length, predictions)
-
-    # evaluation and use
 
     def derived(self, name, means):
         return {"ece": perplexity(means["loss"])}
@@ -125,5 +123,6 @@ def _prediction(mutant: contacts.Mutant | None, scores: Iterator) -> Prediction:
         return Prediction("", {"score": None, "mutations": {}})
     values = next(scores).tolist()
     by_name = {str(mutation): value for mutation, value in zip(mutant.mutations, values)}
+    # An exact sum, so that the score does not depend on the order of the mutations.
     total = math.fsum(values)
     return Prediction(f"{total:.4f}", {"score": total, "mutations": by_name})

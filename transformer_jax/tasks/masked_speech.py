@@ -13,8 +13,8 @@ from transformer_jax.data.speech import MaskedRows, Masking
 from transformer_jax.families.wav2vec2 import Predictions
 from transformer_jax.objectives.speech import SpeechTask
 
-_EPSILON = 1e-7  # added to a probability, in its logarithm
-_EXCLUDED = -1e9  # the logit of a distractor that equals the true code
+_EPSILON = 1e-7  # keeps the logarithm of an unused code finite
+_EXCLUDED = -1e9  # the logit of a distractor that equals the true code: its exp is 0
 
 
 @dataclasses.dataclass
@@ -88,6 +88,7 @@ class MaskedSpeech(SpeechTask):
         logits = _logits(predicted, batch["distractors"], self.similarity_temperature)
         weights = batch["weights"].astype(jnp.float32)
         losses = jax.nn.logsumexp(logits, axis=-1) - logits[..., 0]
+        # A tie is not right: a model whose similarities are all equal would else have accuracy 1.
         right = (logits[..., 1:] < logits[..., :1]).all(axis=-1)
         count = batch["weights"].sum(dtype=jnp.int32)
         used = _perplexity(predicted.quantized.probabilities, weights)
@@ -125,7 +126,7 @@ class MaskedSpeech(SpeechTask):
         )
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.flops(self.samples, self.masking.most(self.frames))
 
 
@@ -136,6 +137,8 @@ def _logits(
 
     A distractor with the same codes as the true frame is excluded, because it is not wrong.
     """
+    # All pairs are compared in one product, because gathering the vectors of the distractors first
+    # would make an array (B, P, K, E).
     similar = jnp.einsum("bpe,bqe->bpq", _unit(predicted.contexts), _unit(predicted.targets))
     similar = similar / temperature
     entries = predicted.quantized.entries

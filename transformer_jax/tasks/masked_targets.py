@@ -68,8 +68,6 @@ class MaskedTargets(TextToText):
         shared.required("cls", "sep", "mask", user="a target by masks")
         return tokenizers.ContinuedPair(shared)
 
-    # training
-
     def batch_spec(self, row_shape: int = 0):
         masked = ("masked_positions", "masked_labels", "masked_weights")
         shapes = dict.fromkeys(masked, (self.texts.max_predictions,))
@@ -151,14 +149,14 @@ class MaskedTargets(TextToText):
         return token_types("sequence_to_sequence", self.model.num_token_types)
 
     def group(self, path):
+        # This loss gives these heads no gradient. Frozen, they do not shrink by weight decay
+        # either.
         return None if path[0] in ("pooler", "nsp") else super().group(path)
 
     def flops(self, row_shape: int = 0) -> float:
         length = self.source_length + self.target_length
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.flops(length, self.texts.max_predictions)
-
-    # use
 
     def attention(
         self, params, source: str, target: str | None = None, *, pieces: bool = False

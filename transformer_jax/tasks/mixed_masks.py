@@ -36,6 +36,7 @@ class MixedMasks(MaskedLM):
     @property
     def texts(self) -> MixedRows:
         types = {name: token_types(name, self.model.num_token_types) for name in OBJECTIVES}
+        # Pairs even without a next-sentence loss: sequence to sequence needs a source and a target.
         masked = vars(super().texts) | {"pairs": True}
         return MixedRows(**masked, shares=self.shares, types=types)
 
@@ -48,4 +49,5 @@ class MixedMasks(MaskedLM):
         return super().inputs(batch).replace(ranks=batch["ranks"])
 
     def paired(self, batch):
+        # Only bidirectional rows predict the next sentence (section 2.3).
         return super().paired(batch) & (batch["paired"] > 0)

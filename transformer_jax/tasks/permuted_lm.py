@@ -50,6 +50,7 @@ class PermutedLM(EncoderUse, TextTask):
     @property
     def _remembered(self) -> int:
         """The number of first tokens of a row that are added to the memory."""
+        # The second half is not added, because the next row reads it again as its first half.
         return self.length // 2 if self.model.memory_length else 0
 
     @cached_property
@@ -61,8 +62,6 @@ class PermutedLM(EncoderUse, TextTask):
         tokenizer = super().tokenizer
         tokenizer.required("cls", "sep", user="permutation language modeling")
         return tokenizer
-
-    # training
 
     @property
     def _num_targets(self) -> int:
@@ -76,6 +75,7 @@ class PermutedLM(EncoderUse, TextTask):
         return self.int32_spec(shapes)
 
     def init(self, rng):
+        # Initialized through `permuted`, because only it reads the embedding of the targets.
         def used(model, tokens):
             states, _ = model.permuted(Inputs(tokens, ranks=tokens), tokens[:, :1])
             return model.logits(states)
@@ -93,6 +93,7 @@ class PermutedLM(EncoderUse, TextTask):
         apply = partial(self.model.apply, {"params": params})
         loss, _, correct = apply(method="output").cross_entropy(
             states,
+            # The row itself has the labels: no token is masked, but no target attends to its own.
             jnp.take_along_axis(batch["tokens"], batch["target_positions"], axis=1),
             batch["target_weights"].astype(jnp.float32),
         )
@@ -123,13 +124,11 @@ class PermutedLM(EncoderUse, TextTask):
         return outputs
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.flops(self.length, self._num_targets)
 
     def positions(self, row_shape: int = 0) -> int:
         return self.length
-
-    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, accuracy and perplexity of a split.

@@ -56,10 +56,10 @@ class PPO(Policy):
             check_row_length("text_length", self.text_length, self.model)
         self._value = Head(1, 0.0)
 
-    # data
-
     @cached_property
     def _texts(self) -> TextWindows:
+        # Texts are read as the training files of a language model, so in a copy of the config they
+        # take the place of the prompts.
         config = ConfigDict(self.config).copy_and_resolve_references()
         with config.ignore_type():
             config.data.train_files, config.data.valid_files = self.text_files, None
@@ -85,8 +85,6 @@ class PPO(Policy):
             keys += ["text_positions", "text_segment_ids"]
         return spec | self.int32_spec(dict.fromkeys(keys, (self.text_length,)))
 
-    # training
-
     def init(self, rng):
         policy_key, value_key = jax.random.split(rng)
         value = self._value.init(value_key, jnp.zeros((1, self.model.d_model)))["params"]
@@ -111,6 +109,7 @@ class PPO(Policy):
             rewards, rollout["old_values"], filled, discount=self.discount, decay=self.decay
         )
         rollout |= {
+            # From the advantages before whitening, because values are on the scale of the rewards.
             "returns": advantages + rollout["old_values"],
             "advantages": rollouts.whitened(advantages, filled),
             # One entry per row, because the batch is later shuffled and split by rows.
@@ -190,7 +189,7 @@ class PPO(Policy):
         return output.cross_entropy(hidden, batch["text_labels"], weights)[0]
 
     def flops(self, row_shape: int = 0) -> float:
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         texts = 3 * self.model.flops(self.text_length) if self.text_files else 0.0
         return self.flops_of_experience + self.epochs * (3 * self.model.flops(self.length) + texts)
 

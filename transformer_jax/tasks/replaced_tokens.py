@@ -75,9 +75,8 @@ class ReplacedTokens(MaskedTextTask):
                 "config.model.d_model, such as 0.25"
             )
 
-    # training
-
     def batch_spec(self, row_shape: int):
+        # Only training needs the generator: a converted discriminator can be opened without one.
         self._check_generator()
         return super().batch_spec(row_shape)
 
@@ -98,9 +97,11 @@ class ReplacedTokens(MaskedTextTask):
         }
 
     def loss(self, params, batch, context: Context) -> Loss:
+        # Two keys, because both networks drop out on their own.
         generator_key, key = jax.random.split(context.rng) if context.train else (None, None)
         read = partial(self._read, params, batch, train=context.train)
         states = read("generated", batch["tokens"], generator_key)
+        # Gathered before the projection to the vocabulary, which would cost most at all positions.
         states = jnp.take_along_axis(states, batch["masked_positions"][..., None], axis=1)
         apply = partial(self.model.apply, {"params": params})
         states = apply(states, method="generator_transformed")  # (B, P, E)
@@ -111,6 +112,7 @@ class ReplacedTokens(MaskedTextTask):
 
         sampled = _sampled(states, output, batch["masked_draws"])
         tokens = _placed(batch, sampled)
+        # Compared with the original tokens, because a sample may equal its original (section 2).
         is_replaced = tokens != _placed(batch, batch["masked_labels"])
         logits = apply(read("hidden", tokens, key), method="detected")  # (B, L)
         filled = batch["segment_ids"] > 0
@@ -140,10 +142,8 @@ class ReplacedTokens(MaskedTextTask):
 
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]
-        # A backward pass costs two forward passes.
+        # The factor 3, because a backward pass costs two forward passes.
         return 3 * self.model.detection_flops(length, num_predictions)
-
-    # evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the losses and accuracies of generator and discriminator on a split.
@@ -179,6 +179,7 @@ def _sampled(states: jax.Array, output: Output, draws: jax.Array) -> jax.Array:
     """
 
     def sample(logits, draws):
+        # Without the largest logit, exp can't overflow; `drawn` needs no normalized weights.
         weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
         weights = weights.reshape(-1, weights.shape[-1])  # (rows * P, V)
         uniform = draws.reshape(-1).astype(jnp.float32) / NUM_DRAWS

@@ -40,8 +40,6 @@ class Reward(PreferenceTask, FineTuning):
         super().__post_init__()
         self.rows_of_example = self.completions
 
-    # examples
-
     @property
     def room(self) -> int:
         return self.length - self.marks.count(2)
@@ -66,12 +64,11 @@ class Reward(PreferenceTask, FineTuning):
         spec = super().batch_spec(row_shape)
         return spec | {"label": jax.ShapeDtypeStruct(spec["label"].shape, jnp.float32)}
 
-    # objective and scores
-
     def head(self):
         return RewardHead(self.encoder.head(1, self.head_dropout))
 
     def counted(self, batch):
+        # An example counts once, whatever its number of completions: see `Pairs.prompt_means`.
         return super().counted(batch)[..., 0]
 
     def objective(self, outputs, batch):
@@ -105,15 +102,15 @@ class Reward(PreferenceTask, FineTuning):
         """Returns the parameters with the mean and deviation of the reference examples' rewards."""
         examples = self._examples("train")[: self.reference_examples]
         outputs = self._outputs(params, examples, "measuring rewards (batches)")
+        # Rows beyond the completions of an example only pad it.
         learned = [x[: len(e.completions), 0] for e, x in zip(examples, outputs)]
+        # Summed in float64, so that the number of examples costs no digits.
         rewards = np.concatenate(learned).astype(np.float64)
         # The deviation of equal rewards may be a rounding error instead of 0.
         deviation = rewards.std() if np.ptp(rewards) else 1.0
         measured = {"mean": rewards.mean(), "deviation": deviation}
         head = params["head"]
         return params | {"head": head | {k: _put(x, head[k]) for k, x in measured.items()}}
-
-    # use
 
     def prediction(self, examples, outputs):
         ((reward,),) = _normalized(examples, outputs)

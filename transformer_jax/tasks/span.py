@@ -18,7 +18,9 @@ from transformer_jax.layers.embeddings import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 
-_EXCLUDED = -1e9  # logit of a position that cannot be chosen
+# The logit of a position that can't be chosen. It is not -inf, because in a row that only pads the
+# batch no position can be chosen, and its loss would be NaN, even times a weight of 0.
+_EXCLUDED = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +82,6 @@ class Span(FineTuning):
         """[CLS] and the question have global attention (Beltagy et al. 2020, section 6.1)."""
         return 1 + self.max_question
 
-    # examples
-
     def read(self, split):
         return tables.open_squad(self.config.data, split)
 
@@ -102,6 +102,7 @@ class Span(FineTuning):
         if not questions:
             return []
         question_ids = self.tokenizer.encode([question for question, _, _ in questions])
+        # SQuAD has several questions about each context, which is encoded only once.
         contexts = list(dict.fromkeys(context for _, context, _ in questions))
         encoded = dict(zip(contexts, self.tokenizer.encode_spans(contexts)))
         parts = []
@@ -115,10 +116,14 @@ class Span(FineTuning):
         question_ids = question_ids[: self.max_question]
         target = _tokens_of(spans, answers[0]) if answers else None
         room = self.length - self.marks.count(2) - len(question_ids)
+        # A tokenizer with more special tokens may leave less room than the stride, and the parts
+        # must not leave gaps.
         starts = _starts(len(ids), room, min(self.stride, room))
         central = _most_central(starts, room, len(ids))
         for part, start in enumerate(starts):
             stop = min(start + room, len(ids))
+            # A part that contains only some tokens of the answer is trained to predict "no answer",
+            # as in the published code of BERT.
             inside = target is not None and start <= target[0] and target[1] < stop
             yield _Part(
                 number,
@@ -157,8 +162,6 @@ class Span(FineTuning):
     def shapes(self, length):
         return self.encoder.shapes(length) | {"first": (), "last": ()}
 
-    # objective and scores
-
     def head(self):
         return Head(2, self.head_dropout, True)
 
@@ -196,6 +199,7 @@ class Span(FineTuning):
         """Returns the answer to a question, given (example, outputs) for each of its parts."""
         spans = [span for example, outputs in parts for span in self._spans(example, outputs[0])]
         spans = sorted(spans, reverse=True)[: self.n_best]
+        # Spans with the same text count once, with the score of the first and so the best of them.
         best = {}
         for score, text in spans:
             best.setdefault(text, score)
@@ -209,6 +213,7 @@ class Span(FineTuning):
         texts = [text for text, _ in candidates]
         ranked = sorted(zip(texts, map(float, probabilities)), key=lambda pair: -pair[1])
         if not best:
+            # Without a span, only "no answer" is left, whatever the threshold.
             return _Answer("", math.inf, ranked)
         score, span = spans[0]
         return _Answer(span, float(null - score), ranked)
@@ -220,6 +225,7 @@ class Span(FineTuning):
         context, so that a span in several parts counts once.
         """
         logits = logits[example.begin : example.begin + len(example.ids)]
+        # A stable sort takes equal logits from left to right, on every machine.
         order = np.argsort(-logits, axis=0, kind="stable")[: self.n_best].tolist()
         firsts, lasts = ([row[side] for row in order] for side in (0, 1))
         for first, last in itertools.product(firsts, lasts):
@@ -227,8 +233,6 @@ class Span(FineTuning):
                 score = float(logits[first, 0] + logits[last, 1])
                 start, end = example.spans[first][0], example.spans[last][1]
                 yield score, example.context[start:end].strip()
-
-    # predictions
 
     def prediction(self, examples, outputs):
         span, margin, ranked = self._answer(list(zip(examples, outputs)))

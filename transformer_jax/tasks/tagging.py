@@ -49,8 +49,6 @@ class Tagging(FeatureBased):
     empty_details = {"words": [], "tags": [], "probabilities": []}
     long_lines = ("split", "skip", "refuse")
 
-    # examples
-
     def read(self, split):
         paths = tables.split_files(self.config.data, split)
         return paths and tables.Conll(paths, self.prefix)
@@ -60,13 +58,14 @@ class Tagging(FeatureBased):
         """The tags in the order of the head's outputs."""
         if self.labels:
             return [str(tag) for tag in self.labels]
-        first_lines = {}  # of each tag, in their order in the files
+        first_lines = {}  # of each tag, so that an error can name the line
         for record in self.read("train"):
             for index, tag in enumerate(record.values[1]):
                 first_lines.setdefault(tag, _line(record, index))
         if not first_lines:
             raise UserError("config.data.train_files: no example in it")
         self._check_scheme(first_lines)
+        # Sorted, so that the head's outputs do not depend on the order of the files.
         return sorted(first_lines)
 
     def _check_scheme(self, first_lines: dict[str, str]) -> None:
@@ -74,6 +73,7 @@ class Tagging(FeatureBased):
         try:
             scores.tag_scheme(first_lines, self.scheme)
         except UserError:
+            # Whether a tag fits depends on the others, so they are added one by one until it fails.
             tags = list(first_lines)
             for count, tag in enumerate(tags, 1):
                 try:
@@ -139,6 +139,7 @@ class Tagging(FeatureBased):
     @property
     def _unknown(self) -> int:
         unknown = self.tokenizer.unk_id
+        # Byte-level tokenizers have no unknown token, and here any token will do.
         return self.tokenizer.eos_id if unknown is None else unknown
 
     def row(self, example):
@@ -153,8 +154,6 @@ class Tagging(FeatureBased):
 
     def shapes(self, length):
         return self.encoder.shapes(length) | dict.fromkeys(("labels", "is_word"), (length,))
-
-    # objective
 
     @property
     def num_outputs(self):
@@ -171,13 +170,12 @@ class Tagging(FeatureBased):
         loss = jnp.sum(label_nll(outputs, batch["labels"]) * is_word)
         return loss, count, {"accuracy": (correct, count)}
 
-    # scores and predictions
-
     def _predicted(self, example, outputs) -> list[str]:
         """Returns the likeliest tag of each word."""
         return [self.names[tag] for tag in outputs[0][example.positions].argmax(axis=-1)]
 
     def scores(self, examples, outputs):
+        # The parts of a sentence are joined, because an entity may continue in the next part.
         gold, predicted = {}, {}
         for example, output in zip(examples, outputs):
             tags = [self.names[tag] for tag in example.tags]
@@ -202,6 +200,7 @@ class Tagging(FeatureBased):
     def unlabelled(self, lines):
         """Returns the parts of each line, which is a sentence with spaces between its words."""
         sentences = [line.split() for _, line in lines]
+        # The tags of lines without labels are never read.
         parts = self._parts([(words, [0] * len(words)) for words in sentences])
         by_sentence = itertools.groupby(parts, key=lambda part: part.sentence)
         parts_of_lines = [list(group) for _, group in by_sentence]

@@ -108,8 +108,6 @@ class TextToText(Answering, PairTask):
     def evaluation_programs(self, params):
         return self.search_programs(params) if self.scored_examples and self.scores else {}
 
-    # use
-
     @property
     def translator(self) -> Translator:
         return dataclasses.replace(super().translator, source_length=self.source_length)
@@ -123,10 +121,9 @@ class TextToText(Answering, PairTask):
         `config.task.source_length` is cut, as in training.
         """
         lines = arguments.as_texts(lines)
+        # An empty line stays empty, because the prefix alone would be taken for a text.
         prefixed = (self.prefix + line if line.strip() else "" for line in lines)
         return super().translate(params, prefixed, n_best, long=long or "truncate")
-
-    # evaluation
 
     def answers(self, params, split):
         return self._generated(params, arguments.held_out(self.texts.text, split, "files"))

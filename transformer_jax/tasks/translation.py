@@ -45,9 +45,8 @@ class Translation(Answering, PairTask):
 
     def rows(self):
         valid = self.texts.text("valid")
-        if (
-            valid is not None and self.bleu_lines
-        ):  # a missing tokenizer of BLEU is an error before training
+        if valid is not None and self.bleu_lines:
+            # A missing tokenizer of BLEU is an error now, and not at the first evaluation.
             scored = itertools.islice(valid, self.bleu_lines)
             texts.Bleu(valid.target_language).check([target for _, target in scored])
         return super().rows()
@@ -60,8 +59,6 @@ class Translation(Answering, PairTask):
 
     def evaluation_programs(self, params):
         return self.search_programs(params) if self.bleu_lines else {}
-
-    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns BLEU, chrF and the measure of the paper for a split, with their signatures.

@@ -33,8 +33,6 @@ class ImageCodes(ImageTask):
         check_codes(self.model, f"config.model.name={self.config.model.name!r}")
         self.coefficients = {"pixels": 1.0, "codes": 1.0, "commitment": self.commitment}
 
-    # training
-
     def batch_spec(self, row_shape: int):
         return self.image_spec() | self.int32_spec({"weight": ()})
 
@@ -42,6 +40,8 @@ class ImageCodes(ImageTask):
         return self.init_model(rng)
 
     def weights(self, batch):
+        # Means over numbers, so that the weights of the terms depend neither on the size of the
+        # images nor on the width of the codes.
         rows = batch["weight"].sum().astype(jnp.float32)
         numbers = rows * self.model.num_patches * self.model.d_code
         pixels = rows * np.prod(self.view_shape)
@@ -78,8 +78,6 @@ class ImageCodes(ImageTask):
     def positions(self, row_shape: int = 0) -> int:
         return self.model.num_patches
 
-    # evaluation and use
-
     def evaluations(self):
         return {} if self.source.fingerprint("valid") is None else {"codes": self._usage}
 
@@ -89,6 +87,7 @@ class ImageCodes(ImageTask):
         numbers = [(number, 0) for number in range(len(component))]
         images = np.stack([row["images"] for row in component.rows(numbers)])
         counts = np.bincount(self.coder(params).codes(images).ravel())
+        # Unused codes are left out, because 0 * log(0) would be NaN.
         shares = counts[counts > 0] / counts.sum()
         entropy = -float(np.sum(shares * np.log(shares)))
         return {"perplexity": float(np.exp(entropy)), "used": float(len(shares))}

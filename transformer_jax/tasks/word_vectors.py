@@ -67,8 +67,6 @@ class WordVectorsTask(WordTask):
             vocab_size=self.model.vocab_size,
         )
 
-    # training
-
     def batch_spec(self, row_shape: int):
         shapes = dict.fromkeys(("tokens", "texts", "windows"), (self.length,))
         shapes["noise"] = (self.length // self.block, self.shared_noise)
@@ -120,6 +118,7 @@ class WordVectorsTask(WordTask):
         if self.objective == "skip_gram":
             return sampled(read, targets, noise, near, repeats)
         counts = near.sum(axis=-1, keepdims=True)  # (B, S, 1)
+        # A word without neighbors has no mean. It gets a vector of zeros, and is no pair.
         means = jnp.einsum("bst,btm->bsm", near, read) / jnp.maximum(counts, 1)
         pairs = jnp.eye(near.shape[1]) * jnp.minimum(counts, 1)
         return sampled(means, targets, noise, pairs, repeats)
@@ -247,6 +246,7 @@ def _descended(look_up, loss_of, tables, rows, rate) -> tuple[jax.Array, Tables]
 
 def _forward(look_up, loss_of, tables, rows, rate):
     loss, after = _descended(look_up, loss_of, tables, rows, rate)
+    # The tables before and after suffice, so the memory does not depend on the number of blocks.
     return loss, (tables, after, rate)
 
 
@@ -254,6 +254,7 @@ def _backward(look_up, loss_of, residuals, cotangent):
     before, after, rate = residuals
     # `after` is `before` minus the rate times the summed gradients.
     grads = jax.tree.map(lambda x, y: cotangent * (x - y) / rate, before, after)
+    # Rows are integers, and the learning rate is no parameter, so neither has a gradient.
     return grads, None, None
 
 

@@ -53,8 +53,6 @@ class WordsInContext(WordTask):
         tokenizer.required("cls", "sep", "mask", user=type(self.model).__name__)
         return tokenizer
 
-    # training
-
     def batch_spec(self, row_shape: int):
         shapes = dict.fromkeys(("tokens", "segment_ids", "weights"), (self.length,))
         return self.int32_spec(shapes | {"noise": (self.shared_noise,)})

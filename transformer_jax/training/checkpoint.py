@@ -30,6 +30,7 @@ from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
 from transformer_jax.training import step as training_step
 
+# Checkpoints of all formats up to this one can be read; a run of a later one is refused.
 FORMAT = 1
 
 
@@ -66,11 +67,11 @@ class Checkpoints:
             raise UserError(f"{self.folder}: no checkpoint yet")
         self._config = config
         self._is_frozen = is_frozen
-        self._frozen: str | None = None  # the digest of the frozen parameters, once written
+        self._frozen: str | None = None  # the digest of the frozen parameters, written only once
         self._best_metric = config.best_metric
         self._sign = -1 if config.best_mode == "min" else 1
-        self._saving: int | None = None  # the step of the latest save
-        self._verified: set[int] = set()  # steps whose files match their digests
+        self._saving: int | None = None  # the step of the latest save, which errors name
+        self._verified: set[int] = set()  # steps that need not be compared with their digests again
         self._has_digests = isinstance(self.folder, pathlib.Path)
         if isinstance(self.folder, buckets.Path):
             assume_flat_buckets()
@@ -143,6 +144,7 @@ class Checkpoints:
         path = self.folder / str(step) / SCORES
         if scores and not path.exists():
             write_whole(path, json.dumps(scores))
+        # Orbax keeps the checkpoints and their scores in memory, and does not notice the new file.
         self._manager.reload()
 
     def save_params(self, params) -> None:
@@ -268,6 +270,7 @@ class Checkpoints:
         All processes may call it, one after another; only the first one renames.
         """
         folder = self.folder / str(step)
+        # The time makes the name unique, because the same step may be damaged once more.
         if folder.exists():
             folder.rename(self.folder / f"damaged-{step}-{time.time_ns()}")
         self._manager.reload()
@@ -366,6 +369,8 @@ def _files_below(folder: pathlib.Path, below: pathlib.Path) -> list[str]:
 def _save_digests(path: pathlib.Path, digests: Iterable[tuple[str, str | None]]) -> None:
     with path.open("w") as file:
         json.dump(dict(digests), file, indent=0)
+        # The folder gets its final name after this. Without fsync, a crash of the machine could
+        # leave a complete checkpoint with an empty file of digests.
         file.flush()
         os.fsync(file.fileno())
 
@@ -378,6 +383,8 @@ def damage(folder: pathlib.Path) -> str | None:
     """
     reason = _damage_of_part(folder)
     if jax.process_count() > 1:
+        # All processes must go on to the same older checkpoint, so damage that one finds counts for
+        # all.
         is_damaged = multihost_utils.process_allgather(np.array(reason is not None)).any()
         if is_damaged and not reason:
             return "another process found damage"
@@ -414,16 +421,17 @@ def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
         with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    # Threads, because hashlib releases Python's lock while it hashes.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         return list(pool.map(digest, names))
 
 
-# --------------------------------------------------------------------------------------------------
-# Orbax as `Checkpoints` uses it: options, handlers, logging and paths.
+# ------------------------------------------------------------------- Orbax as `Checkpoints` uses it
 
-# The file with the scores of a checkpoint that was evaluated only after it had been saved.
+# Orbax writes scores only together with a checkpoint, so that scores that are measured later need a
+# file of their own.
 SCORES = "scores.json"
-# Bytes. Smaller replicated arrays are written by a single device, see `handlers`.
+# Bytes. Below this, a slice for each replica is not worth a compiled program, see `handlers`.
 _MIN_SLICE = 2**20
 
 
@@ -458,7 +466,7 @@ def writing(
 
     policies = [preservation_policy.LatestN(config.keep)]
     if config.best_metric:
-        # A checkpoint without a score is kept only as one of the newest.
+        # A checkpoint without a score can't be the best, so it is kept only as one of the newest.
         best = preservation_policy.BestN(
             get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False
         )
@@ -549,9 +557,7 @@ def reason(error) -> str:
     return text[:200]
 
 
-# --------------------------------------------------------------------------------------------------
-# The digest of the frozen parameters, which names the folder to which a run writes them once, apart
-# from its checkpoints.
+# ------------------------------------ the digest of the frozen parameters, which names their folder
 
 
 def digest_of_params(params) -> str:
@@ -563,6 +569,7 @@ def digest_of_params(params) -> str:
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     mesh = leaves[0][1].sharding.mesh
+    # Replicated, because every process reads the sums, which name the same folder for all.
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     arrays = [leaf for _, leaf in leaves]
     program = hosts.compiled(jax.jit(_checksums, out_shardings=replicated), arrays)
@@ -579,6 +586,7 @@ def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
 
 def _checksum(x: jax.Array) -> jax.Array:
     """Returns two sums (2,) uint32 of hashes of the elements and their positions."""
+    # Bits are hashed, because values tell neither 0 from -0 nor one NaN from another.
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     # The flat index enters each hash, because a sum alone would not notice exchanged elements.
     position = sum(
@@ -588,6 +596,7 @@ def _checksum(x: jax.Array) -> jax.Array:
     )
     # The multipliers are odd, so that each step is a bijection (as in MurmurHash3).
     first = _mixed(bits.astype(jnp.uint32) ^ _mixed(position + jnp.uint32(1)))
+    # Two sums make 64 bits. With 32 alone, two sets of parameters could agree by chance.
     return jnp.stack([first.sum(dtype=jnp.uint32), _mixed(first).sum(dtype=jnp.uint32)])
 
 

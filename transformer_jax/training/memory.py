@@ -20,6 +20,7 @@ from transformer_jax.config import RunError
 # JaxRuntimeError, while NumPy and Python raise MemoryError.
 
 _JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")  # the name depends on the release of jax
+# XLA, CUDA and NumPy name the size in different words, and in bytes or in larger units.
 _SIZE = re.compile(
     r"(?:allocat\w*|reserve|Used|request for)[^\d\n]{0,20}"
     r"([\d.]*\d) ?([KMGTP]?)(?:i?B|bytes)?\b",
@@ -68,6 +69,8 @@ def host_memory() -> int | None:
             int(re.search(rf"{name}: +(\d+)", text)[1]) for name in ("MemTotal", "SwapTotal")
         ]
         sizes.append(1024 * sum(kibibytes))
+    # The limit of the container, by version 2 or version 1 of cgroups. "max" is not a number, and
+    # means that there is no limit.
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             sizes.append(int(pathlib.Path("/sys/fs/cgroup", name).read_text()))
@@ -116,8 +119,7 @@ def decoding_remedies(config: ConfigDict) -> str:
     return f"try, in this order: {'; '.join(flags)}"
 
 
-# --------------------------------------------------------------------------------------------------
-# The line about training: the activity that ran out of memory, and the memory in use per device.
+# --------------------------- the line about training: what ran out of memory, and the memory in use
 
 # (part of the name of a module, part of the name of a function, activity). The first match counts.
 # The names are those of functions on the call stack, so that renaming one changes this table.

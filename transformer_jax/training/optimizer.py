@@ -97,6 +97,7 @@ def _chain(
         # After weight decay, because the trust ratio takes the norm of both together.
         chain.append(optax.stateless(lambda updates, params: _trust(updates, params, traits_of)))
     chain += [*layer_decay, optax.scale_by_learning_rate(rate)]
+    # The averaging takes in whole updates of the base optimizer, their learning rate included.
     if config.name == "schedule_free":
         chain = [schedule_free(optax.chain(*chain), rate, config.b1)]
     chain = optax.chain(*clip, *chain)
@@ -117,6 +118,7 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
         case "sgd":
             return [optax.trace(config.momentum)] if config.momentum else []
         case "rmsprop":
+            # With epsilon outside of the root, config.optimizer.eps means the same as for Adam.
             return [optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False)]
         case "adagrad":
             return [optax.scale_by_rss(config.initial_sum, config.eps)]
@@ -147,7 +149,8 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
         )
 
     def scaled(path, update: Float[Array, "..."]) -> Float[Array, "..."]:
-        # An orthogonal matrix of m x n has the root mean square 1 / sqrt(max(m, n)).
+        # An orthogonal matrix of m x n has the root mean square 1 / sqrt(max(m, n)), so that this
+        # factor gives the update the root mean square of _MUON_RMS, whatever its shape.
         sizes = [math.prod(update.shape[axis] for axis in side) for side in sides(path)]
         return update * (_MUON_RMS * max(sizes) ** 0.5)
 
@@ -171,6 +174,7 @@ def _trust(updates, params, traits_of: TraitsOf):
         axes = tuple(range(traits_of(path).is_stack, param.ndim))
         param_norm = _norm(param, axes)
         update_norm = _norm(update, axes)
+        # A ratio of 0 would never let a parameter of zeros, such as a new bias, leave zero.
         nonzero = (param_norm > 0) & (update_norm > 0)
         ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
         return update * jnp.where(nonzero, ratio, 1)
@@ -235,6 +239,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
 
     def progress(step, first):
         """Returns the fraction of the updates from `first` to the end that lies before `step`."""
+        # A warm-up as long as the run leaves no updates for the decay, and must not divide by 0.
         return jnp.clip((step - 1 - first) / max(num_steps - first, 1), 0, 1)
 
     def after(step):
@@ -286,7 +291,7 @@ def schedule_free(
     The parameters of optax's own transformation are y. Those of this one are x, so its updates are
     differences of x.
     """
-    # optax calls this schedule with counts from 1.
+    # optax calls this schedule with counts from 1, whereas `rate` counts applied updates from 0.
     transform_y = optax.contrib.schedule_free(base, lambda count: rate(count - 1), b1)
 
     def update(grads, state: ScheduleFreeState, x):
@@ -389,6 +394,7 @@ def _scale_by_factored_rms(
         return jnp.zeros_like(jnp.sum(param, axis=inputs, keepdims=True))
 
     def init(params):
+        # The sums have the logical axes of their parameters, but no mesh splits an axis of size 1.
         return FactoredState(
             jnp.zeros((), jnp.int32),
             unsplit(tree_map_with_path(zeros, params)),
@@ -397,9 +403,11 @@ def _scale_by_factored_rms(
 
     def update(grads, state: FactoredState, params):
         count = optax.safe_increment(state.count)
+        # The decay is 0 at the first update, so the means need no correction for starting from 0.
         decay = 1.0 - count.astype(jnp.float32) ** -decay_exponent
 
         def mean(old, grad, axes: tuple[int, ...]):
+            # Without the epsilon, rsqrt would be infinite where all gradients have been 0.
             square = jnp.square(grad) + _EPSILON
             return decay * old + (1 - decay) * square.mean(axis=axes, keepdims=True)
 

@@ -159,10 +159,14 @@ def _make_update(task, optimizer: Optimizer, shardings):
         }
         # Testing the update instead of the new parameters is enough, because finite parameters and
         # a finite update have a finite sum. A test of the new parameters would keep old and new
-        # ones in memory at once (3 GB for GPT-3 175B on 64 chips).
+        # ones in memory at once (3 GB for GPT-3 175B on 64 chips). A sum is not finite as soon as
+        # one of its terms is not, so one test covers the loss and both norms.
         finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
+        # A NaN in the carry would make all later losses NaN, even if this loss is finite.
         for array in jax.tree.leaves(carry):
             finite &= jnp.isfinite(array).all()
+        # A NaN in the summed metrics would spoil the whole progress line, so a skipped update adds
+        # nothing to them.
         sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
         new_or_old = partial(_choose, finite)
         return state.replace(
@@ -193,6 +197,8 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
     # A batch may have no position that counts for a term: its loss is then 0 / 1, not 0 / 0.
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
     count = jax.tree.leaves(batch)[0].shape[0]
+    # The loss is differentiated by the trained parameters alone, so that no zeros for the frozen
+    # ones are held and added for each microbatch.
     trained, unchanged = _split(task, state.params)
 
     def on_microbatch(number, microbatch, carry):
@@ -221,7 +227,7 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         totals, carry = _summed(compute, microbatches)
         carry = _joined(carry)
     if groups > 1:
-        # The only sum over the mesh axis "data", after all microbatches: see `_per_group`.
+        # Only this sum crosses the mesh axis "data": once an update, not once a microbatch.
         totals = jax.tree.map(lambda x: x.sum(axis=0), totals)
     grads, sums = totals
     return (parameters.merged(grads, jax.tree.map(jnp.zeros_like, unchanged)), sums), carry
@@ -295,6 +301,8 @@ def _per_group(on_microbatch, number, microbatch, carry, *, groups: int, param_s
         return (jax.lax.with_sharding_constraint(grads, param_shardings), sums), carry
 
     rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (microbatch, carry))
+    # `spmd_axis_name` puts "data" into the sharding constraints within, so that each group stays on
+    # its own devices.
     totals, carry = jax.vmap(on_group, spmd_axis_name="data")(jnp.arange(groups), *rows)
     return totals, _joined(carry)
 
@@ -309,15 +317,14 @@ def make_eval_step(task, mesh, table):
     def eval_step(params, batch, carry=None):
         with sharding.use(mesh, table):
             rows = jax.tree.map(lambda x: x[0], batch)
-            # A context without a key turns dropout off.
+            # Without a key there is no dropout: a score depends on the parameters alone.
             _, measured, following = task.loss(params, rows, Context(carry=carry))
             return measured, following
 
     return eval_step
 
 
-# --------------------------------------------------------------------------------------------------
-# The training step of tasks whose rewards are computed in Python, between two compiled programs.
+# ---------------------------------- the training step of tasks whose rewards are computed in Python
 
 Arrays = dict[str, jax.Array]  # (microbatches, rows, ...)
 
@@ -382,6 +389,7 @@ def rewards(score: Callable, rollouts: Arrays) -> jax.Array:
 
 def _bounds(index: tuple[slice, ...]) -> tuple:
     """Returns the first and last microbatch and row of a shard, as a key for dictionaries."""
+    # A slice is not hashable before Python 3.12.
     return tuple((part.start, part.stop) for part in index[:2])
 
 
@@ -391,8 +399,7 @@ def _scored_shard(score: Callable, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.float32(score(flat)).reshape(shape)
 
 
-# --------------------------------------------------------------------------------------------------
-# The programs of a config on a mesh.
+# --------------------------------------------------------------- the programs of a config on a mesh
 
 # The metrics count the positions between two progress lines in int32, which must not overflow.
 _MAX_POSITIONS = 2**31
@@ -451,12 +458,14 @@ class Program:
         table = sharding.rules(config.mesh)
         batch_sharding = sharding.batch_sharding(mesh, table)
         _check_positions(config.train, task)
-        # Every row shape is checked, but only the batch of the first is kept.
+        # Every row shape is checked here, so that a later phase of the run can't fail in its
+        # middle; only the batch of the first one is kept.
         batch, *_ = [
             _batch(config.train, task.batch_spec(row_shape), batch_sharding)
             for row_shape in range(task.num_row_shapes)
         ]
         traits = parameters.traits(task.param_shapes)
+        # Schedules count optimizer updates, of which several passes make more than one a step.
         num_updates = config.train.num_steps * math.prod(task.passes)
         tx = optimizer.make(config.optimizer, num_updates, task, traits)
         state = abstract(task, tx, mesh, table)
@@ -514,10 +523,9 @@ def _batch(train, specs, batch_sharding) -> dict[str, jax.ShapeDtypeStruct]:
     return batch
 
 
-# --------------------------------------------------------------------------------------------------
-# The training state, which is initialized directly with its final sharding.
+# ------------------------------------------------------------------------------- the training state
 
-_CARRY_AXES = ("batch",)  # the logical axes of a carry's arrays
+_CARRY_AXES = ("batch",)  # each row has its own carry; the other axes depend on the model
 
 
 @struct.dataclass
@@ -677,6 +685,7 @@ def _create(task, tx, params, sums=None):
         opt_state=tx.init(params),
         metrics=losses.zero_metrics(sums),
         skipped=jnp.int32(0),
+        # -1 means that none was skipped: 0 would be the first step.
         last_skipped=jnp.int32(-1),
         carry=jax.tree.map(lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES), carry),
         memory=memory,
@@ -690,11 +699,13 @@ def _first_sums(task, carry, memory, params) -> losses.Metrics:
     Raises UserError if the shapes or dtypes of the carry that the loss returns, or of the memory
     that the experience returns, differ from the initial ones.
     """
+    # Only shapes are traced, so any key and any learning rate will do.
     context = Context(jax.random.key(0), jnp.int32(0), carry, jnp.float32(1), True, memory)
     first = partial(_first_loss, task, context)
     loss, following = jax.eval_shape(first, params, task.batch_spec(0))
     _check_same(task, "loss", "carry", carry, loss.carry)
     _check_same(task, "experience", "memory", memory, following)
+    # As `_make_update` adds them: otherwise the first update would change the state's structure.
     norms = ("grad_norm", "update_norm", "param_norm")
     norm = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     return loss.metrics | dict.fromkeys(norms, norm)

@@ -58,8 +58,8 @@ class Stop:
         self.on_request: Callable[[], None] = _nothing
         self.grace = grace
         self._point = hosts.stop_point()
-        self._has_state = False  # whether `begin` has been called
-        self._abandons = False  # whether the main thread is doing work that may be abandoned
+        self._has_state = False
+        self._abandons = False  # true during work that no other process waits for
         self._signal: int | None = None  # on several hosts, the signal that they have agreed on
         self._first_interrupt: float | None = None
 
@@ -70,6 +70,8 @@ class Stop:
 
     def __exit__(self, error, *_):
         self._open.close()
+        # A signal that came after the last point must not end the program as if nothing had
+        # happened.
         if error is None and self._signal and not self.reached and not self._point:
             raise self.error(_OUTSIDE)
 
@@ -116,6 +118,7 @@ class Stop:
     def _abandon(self):
         stops_next = self._point.is_next() if self._point else self._signal is not None
         if self._abandons and stops_next:
+            # Reset first, so that a second signal can't raise again while the exception is handled.
             self._abandons = False
             raise Abandoned
 
@@ -134,6 +137,7 @@ class Stop:
             self._first_interrupt = self._first_interrupt or now
             if now - self._first_interrupt > ECHO:
                 print("interrupted again: ended, nothing saved", file=sys.stderr, flush=True)
+                # `sys.exit` would end only this thread.
                 os._exit(CODES[number])
         if self.requested:
             return
@@ -158,6 +162,7 @@ class Stop:
             print(_OUTSIDE, file=sys.stderr, flush=True)
             hosts.failed(_OUTSIDE, CODES[number])
         timer = threading.Timer(self.grace, self._exit, [CODES[number]])
+        # A run that ends in time must not wait for the timer.
         timer.daemon = True
         timer.start()
         self._open.callback(timer.cancel)
@@ -204,6 +209,7 @@ def _signals(handle: Callable, receive: Callable[[int], None]) -> Iterator[None]
         yield
     finally:
         for number, handler in earlier.items():
+            # The earlier handler is None if it was not installed from Python.
             signal.signal(number, handler or signal.SIG_DFL)
         signal.set_wakeup_fd(wakeup)
         os.close(write)  # ends the thread, whose next read returns nothing
@@ -245,8 +251,10 @@ class Watchdog:
         self._grace = grace
         self._has_stepped = False
         self._is_paused = False
+        # The thread that receives the signals may call `_set` while the context ends.
         self._is_closed = False
         self._lock = threading.Lock()
+        # faulthandler needs a file descriptor, which a replaced sys.stderr may not have.
         self._file = sys.__stderr__ or open(os.devnull, "w")
 
     def __enter__(self):

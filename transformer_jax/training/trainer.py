@@ -40,7 +40,7 @@ from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
 from transformer_jax.training.warm_start import Origin
 
-Totals = dict[str, float]  # saved with the checkpoint: logged_step, tokens, flops
+Totals = dict[str, float]  # in the checkpoint, so that a resumed run continues to count
 NO_TOTALS: Totals = {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
@@ -57,6 +57,7 @@ class Hook(NamedTuple):
 
 
 def _checked_hook(every: int, function: Callable[["Trainer"], None]) -> Hook:
+    # `isinstance` would also accept True and False.
     if type(every) is not int or every < 1:
         raise UserError(f"hooks: ({every!r}, {function}): the interval must be at least 1 update")
     return Hook(every, function)
@@ -193,6 +194,7 @@ class Trainer:
             self._end_if_stopped()
             self.step, self.state = step, self._updates(step, self.state, batch)
             self._trace.after(step, self.state)
+            # Before this, nothing would be lost, and a signal ends the run at once.
             self._stop.begin()
             self._reporter.step()
             self._watchdog.ping()
@@ -503,6 +505,8 @@ class Trainer:
         """Returns the scores of the task's own evaluations, which run on the mesh of the run."""
         values = {}
         for name, evaluation in self.task.evaluations().items():
+            # The watchdog is paused, because such an evaluation, for example by beam search, may
+            # take longer than any step.
             with self._watchdog.paused(), self._stop.evaluating():
                 measured = evaluation(self.state.params)
             values |= {f"{name}/{key}": value for key, value in measured.items()}
@@ -514,6 +518,7 @@ class Trainer:
         """Saves the state unless it is saved already. Raises RunError if it is not finite."""
         if self.step == self._saved:
             return
+        # A run that stops for a loss that is not finite must leave no checkpoint after that step.
         self._check_finite()
         with self._clock("checkpoint"), self._watchdog.paused():
             # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
@@ -548,7 +553,7 @@ class Trainer:
 
 # ------------------------------------------------------------------------------------ the batches
 
-_AHEAD = 4  # batches that are read and copied to the devices ahead of their use
+_AHEAD = 4  # batches read and copied early, so that one slow read does not idle the devices
 
 
 def stream(
@@ -599,6 +604,7 @@ def _global_array(values, row_indices, local_indices, sharding) -> jax.Array:
     def shard(index):
         return values[np.searchsorted(local_indices, row_indices[index[:2]])]
 
+    # The callback is asked only for this process's shards, so no host holds the whole batch.
     shape = (*row_indices.shape, *values.shape[1:])
     return jax.make_array_from_callback(shape, sharding, shard)
 
@@ -617,7 +623,7 @@ class _Updates:
         self._clock = clock
         self._watchdog = watchdog
         self._pace = Pace()
-        self._compiled: set[tuple] = set()  # shapes of batches
+        self._compiled: set[tuple] = set()  # shapes of batches, for each of which jax.jit compiles
         self._timed: list[int] = []
 
     def __call__(self, step: int, state, batch):
@@ -634,6 +640,7 @@ class _Updates:
         jax.block_until_ready(state.step)
         with self._clock("compile"), self._watchdog.paused():
             train_step = hosts.compiled(self._train_step, state, batch)
+            # jax.jit compiles in its first call, so the whole call is timed, up to its result.
             return jax.block_until_ready(train_step(state, batch))
 
     def take_timed(self) -> list[int]:
@@ -670,7 +677,7 @@ class Pace:
     """
 
     def __init__(self):
-        self._interval = 1  # steps between two markers
+        self._interval = 1
         self._steps = 0  # steps since the latest marker
         self._covered = 1  # steps between the previous marker and the latest one
         self._marker: jax.Array | None = None
@@ -686,6 +693,7 @@ class Pace:
         if self._marker is not None:
             jax.block_until_ready(self._marker)
             now = time.perf_counter()
+            # A coarse clock may show the same time twice.
             seconds = max(now - self._ready, 1e-9) / self._covered
             # Half of each limit, because up to two intervals are in flight at once.
             self._interval = max(1, min(_MAX_STEPS // 2, int(_MAX_SECONDS / 2 / seconds)))
@@ -695,7 +703,8 @@ class Pace:
         self._steps = 0
 
 
-# The purposes of `Clock` other than "step", each with its text for the progress display.
+# Each purpose of `Clock` has a text for the progress display. "step" has none, because it is
+# whatever time remains.
 _PURPOSES = {
     "data": "waiting for data",
     "compile": "compiling the training step",
@@ -787,7 +796,7 @@ class Trace:
 
 # ---------------------------------------------------------- time-based saving, and early stopping
 
-_CHECKS = 10  # how often the clock is checked between two checkpoints
+_CHECKS = 10  # checks of the clock between two checkpoints, so that a save is late by about a tenth
 
 
 class SaveTimer:
@@ -823,6 +832,7 @@ class SaveTimer:
 
     def _updates_to_next(self, step: int) -> int:
         """Returns the updates until the next check, at most twice as many as before the last."""
+        # A single process shares nothing, so that it can look at the clock after every update.
         if hosts.count() == 1:
             return 1
         updates = step - self._last_check
@@ -946,8 +956,8 @@ def _end(config, key: str, updates_per_step: int) -> int:
 
 # ------------ the output of a run: the progress line, metrics.jsonl, TensorBoard files, curves.png
 
-_SECONDS_BETWEEN_CURVES = 60  # between two drawings of curves.png
-_SECONDS_BETWEEN_SENDS = 60  # between two copies to a bucket
+_SECONDS_BETWEEN_CURVES = 60  # between two drawings, for each of which the loop waits
+_SECONDS_BETWEEN_SENDS = 60  # between two copies to a bucket, which takes only whole files
 
 
 class Reporter:
@@ -1103,5 +1113,6 @@ def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
                     recorded.append(values)
+        # The file is replaced as a whole, so that a kill meanwhile leaves the old one.
         write_whole(path, "".join(json.dumps(values) + "\n" for values in recorded))
     return path.open("a"), recorded

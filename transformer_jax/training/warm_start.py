@@ -23,11 +23,9 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
 
-# --------------------------------------------------------------------------------------------------
-# Parameters that a new run takes from earlier runs before its first update. `config.init_from`
-# names these runs.
+# ------------------------------------------- initial parameters from the runs in `config.init_from`
 
-# The keys of config.task that determine what a head predicts.
+# If one of these keys of config.task differs, the outputs of a head mean something else.
 _HEAD_KEYS = ("name", "labels", "regression")
 
 
@@ -103,12 +101,14 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     stored = parameters.below(
         parameters.tensors_by_name(checkpoints.abstract_params(step)), beginning.part
     )
+    # A run that the task names in a key of its own, such as a reward model, is taken with its head.
     named_by_task = beginning.prefix in named_class("task", config.task.name).other_runs
     same_head = named_by_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
     vocab_size = _vocab_size(part.config)
-    # A head for another task or other labels keeps its initial values.
+    # The outputs of a head for another task or other labels mean something else, so such a head
+    # keeps its initial values.
     names = [name for name in wanted if same_head or not name.startswith("head/")]
     shared = {name: _origin_of(config, name, stored) for name in names}
     shared = {name: source for name, source in shared.items() if source in stored}
@@ -224,7 +224,7 @@ class Match:
         A tensor of another shape is on one device.
         """
         wanted = parameters.tensors_by_name(abstract_params)
-        targets = {}  # the names in the new run, by name in the checkpoint
+        targets = {}  # by name in the checkpoint: several parameters may take the same tensor
         for name, source in self.shared.items():
             targets.setdefault(parameters.joined(self.beginning.part, source), []).append(name)
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -258,6 +258,7 @@ class Match:
         if name not in self.stacks:
             return tensor
         layers = np.array(self.stacks[name])
+        # Jitted, so that the chosen layers have the sharding of the stack.
         return jax.jit(lambda stack: stack[layers], out_shardings=tensor.sharding)(tensor)
 
 
@@ -444,9 +445,9 @@ class Adapted(Task):
             tree[name + low_rank.A], tree[name + low_rank.B] = pair
         return parameters.merged(params, adapters)
 
-    # The loss merges lazily, one layer of a stack at a time, so that neither the merged stack nor
-    # its gradient is in memory. Sampling below merges once, because it reads W for every token.
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
+        # Merging is lazy, one layer of a stack at a time, so that neither the merged stack nor its
+        # gradient is in memory. Sampling, below, merges once, because it reads W for every token.
         return super().loss(low_rank.joined(params, self._adapters.lazy), batch, context)
 
     def _with_merged(self, function, params: Params, batch: Batch, context: Context):
