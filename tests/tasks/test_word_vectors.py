@@ -90,6 +90,10 @@ def of_block(task, batch, block, tables):
     return loss, (dv, du)
 
 
+def zeros_like(params):
+    return jax.tree.map(np.zeros_like, params)
+
+
 def of_task(folder, objective):
     task = make_task(build(folder, objective))
     batch = task.rows().train.batch(0, range(2))
@@ -115,10 +119,11 @@ def test_an_update_is_that_of_blocks_one_after_the_other(objective, folder):
     task, batch, params, tables = of_task(folder, objective)
     rate = 0.05
 
-    def objective_of(params):
+    def objective_of(params, rate):
         return task.loss(params, batch, Context(rate=rate, train=True)).terms["loss"]
 
-    loss, grads = jax.jit(jax.value_and_grad(objective_of))(params)
+    differentiated = jax.jit(jax.value_and_grad(objective_of))
+    loss, grads = differentiated(params, rate)
     total = 0.0
     for block in range(task.length // task.block):
         of_this, gradients = of_block(task, batch, block, tables)
@@ -128,6 +133,8 @@ def test_an_update_is_that_of_blocks_one_after_the_other(objective, folder):
     for name, table in zip(("token_embed", "output_embed"), tables):
         after = params[name]["embedding"] - rate * grads[name]["embedding"]
         np.testing.assert_allclose(after, table, atol=2e-6)
+    # A schedule that has ended leaves the tables as they are.
+    jax.tree.map(np.testing.assert_array_equal, differentiated(params, 0.0)[1], zeros_like(params))
 
 
 def test_shared_noise_has_the_expectation_of_noise_of_each_pair():

@@ -252,8 +252,10 @@ def _forward(look_up, loss_of, tables, rows, rate):
 
 def _backward(look_up, loss_of, residuals, cotangent):
     before, after, rate = residuals
-    # `after` is `before` minus the rate times the summed gradients.
-    grads = jax.tree.map(lambda x, y: cotangent * (x - y) / rate, before, after)
+    # `after` is `before` minus the rate times the summed gradients. A schedule may end at a rate of
+    # 0, which changes nothing: the difference is 0 then, and 0 / 0 would stop the run.
+    divisor = jnp.where(rate == 0, 1, rate)
+    grads = jax.tree.map(lambda x, y: cotangent * (x - y) / divisor, before, after)
     # Rows are integers, and the learning rate is no parameter, so neither has a gradient.
     return grads, None, None
 
