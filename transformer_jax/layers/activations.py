@@ -21,10 +21,9 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 
 COLLECTION = "activations"
-# The key in COLLECTION under which the output of a module is stored.
+# A module can have named arrays beside its output, so the output needs a key of its own.
 _OUTPUT = "output"
 
-# An array, or a function (activation, layer) -> activation.
 Replacement = jax.typing.ArrayLike | Callable[[Any, jax.Array | None], Any]
 
 
@@ -36,6 +35,8 @@ class _Layer(NamedTuple):
     repeats: int
 
 
+# Context variables, because no argument must run through all models, and because a request of one
+# thread must not affect models in another.
 _current: contextvars.ContextVar = contextvars.ContextVar("activations", default=None)
 _layer: contextvars.ContextVar = contextvars.ContextVar("layer", default=None)
 
@@ -80,6 +81,8 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         new = replacement(x, None if layer is None else layer.number)
     else:
         new = jnp.asarray(replacement)
+        # Within a scan the number of the layer is traced, so an array for all layers is indexed at
+        # run time.
         if layer is not None and new.ndim > x.ndim and len(new) == layer.repeats:
             new = new[layer.repeat]
     if not isinstance(x, jax.Array):
@@ -88,6 +91,7 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         raise UserError(
             f"the replacement of {name} has the shape {jnp.shape(new)}: must broadcast to {x.shape}"
         )
+    # Otherwise a float32 array would change the dtype of all later layers.
     return jnp.broadcast_to(new, x.shape).astype(x.dtype)
 
 
@@ -131,6 +135,7 @@ def capture(
     for path, values in leaves:
         path = [key.key for key in path]
         name = "/".join(path[:-1] if path[-1] == _OUTPUT else path)
+        # `sow` appends a value for each call of the module.
         activations[name] = values[0] if len(values) == 1 else values
     return activations
 

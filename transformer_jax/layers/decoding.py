@@ -161,6 +161,7 @@ class Ring:
 
     def opened(self) -> "Ring":
         """Returns the state in which each hypothesis continues itself in the next slot."""
+        # Overwrites the entries of the oldest turn, whose slot is used again.
         ancestors = self.ancestors.at[:, :, self.slot].set(jnp.arange(self.beams))
         return self.replace(ancestors=ancestors)
 
@@ -222,7 +223,9 @@ class Ring:
 
     def resized(self, slots: int, length: int) -> "Ring":
         num_kept = min(slots, self.ancestors.shape[2])
-        shift = num_kept - self.turn  # moves the newest slot to the end of the slots that are kept
+        # The newest slot moves to the end of the kept ones, so that a smaller ring loses the oldest
+        # slots, and a larger one continues after the newest.
+        shift = num_kept - self.turn
         ancestors = jnp.roll(self.ancestors, shift, axis=2)[..., :num_kept]
         return self.replace(
             ancestors=_lengthened(ancestors, slots),
@@ -255,6 +258,7 @@ def split(tree):
 
 def on_rows(f: Callable, *trees):
     """Returns f(*trees), for which each device computes its own rows of the arrays (rows, ...)."""
+    # Without a split, `f` needs no shard_map, and an abstract evaluation of it would be in vain.
     if sharding.parts("batch") == 1:
         return f(*trees)
     result = jax.eval_shape(f, *trees)
@@ -265,6 +269,8 @@ def logical_axes(tree):
     """Returns the logical axes by which `split` shards the arrays of a tree."""
 
     def axes(path, x):
+        # Keys and values stay on the device that computes their heads, whose projections split them
+        # alike.
         names = ("batch", "heads") if is_cached(path) else ("batch",)
         return (*names, *[None] * x.ndim)[: x.ndim]
 
