@@ -28,23 +28,29 @@ RULES = {
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
     "lookup": ("data",),
-    # The positions of a row, which ring attention exchanges.
+    # The positions of a row. Attention alone needs those of other devices, and ring attention
+    # exchanges them.
     "length": ("sequence",),
-    # The stacked axis of nn.scan, of which each iteration reads one layer.
+    # Not split, because an iteration of nn.scan reads one layer, which would be on some of the
+    # devices only.
     "layers": (),
     # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
+    # The rows of the output table. Split, because the logits of a large vocabulary are the largest
+    # array of a step.
     "vocab": ("tensor",),
     # Heads and d_ff are the output axes of the first matrices of attention and of an MLP, and the
     # input axes of the last, so that each needs a single sum over tensor.
     "heads": ("tensor",),
-    # d_ff.
     "mlp": ("tensor",),
+    # A split dimension would need a sum over devices for each score.
     "head_dim": (),
     # Vectors, which are too small to split.
     "norm": (),
 }
 
+# Context variables, so that layers need no argument for the mesh, and threads may use different
+# ones.
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
 _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
@@ -238,6 +244,8 @@ def on_each_device(f, arguments: tuple, axes: tuple, result):
     def specs(tree):
         return jax.tree.map(lambda names: spec(names, table), tree, is_leaf=_is_axes)
 
+    # The outputs of Pallas kernels do not declare over which mesh axes they vary, so JAX could not
+    # check it (check_vma).
     return jax.shard_map(
         f, mesh=mesh, in_specs=specs(axes), out_specs=specs(result), check_vma=False
     )(*arguments)
@@ -254,6 +262,7 @@ def gather_after(params, x):
     iterations use them or before the first of several layers, so that they need as much memory on
     each device as if they were not sharded.
     """
+    # Only if parameters are split, because XLA does not optimize across a barrier.
     return jax.lax.optimization_barrier((params, x)) if parts("embed") > 1 else (params, x)
 
 
@@ -363,5 +372,7 @@ def gathered(tree):
 
 
 def _one_device(current: jax.sharding.Sharding | None) -> Mesh:
+    # The set has no order, and the mesh must be the same each time, or functions would be compiled
+    # again.
     device = min(current.device_set, key=lambda x: x.id) if current else jax.local_devices()[0]
     return make_mesh(dict.fromkeys(AXES, 1), [device])

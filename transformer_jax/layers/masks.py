@@ -241,7 +241,7 @@ def padded(
 # one block of queries at a time.
 #
 # `dot_product` supports every mask and every option, so it is the fallback of `attention.pick`, and
-# the tests compare the other kernels with it.
+# the other kernels must agree with it.
 
 # The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks,
 # which is bounded because each block is compiled separately.

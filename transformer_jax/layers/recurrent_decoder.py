@@ -316,8 +316,8 @@ class TransformerEncoder(nn.Module):
         mask = Mask(query_segments=segments, key_segments=segments)
         x = Blocks((block,), self.num_layers, name="layers")(x, mask=mask, train=train)
         x = LayerNorm(1e-6, name="norm")(x)
-        # A product with this matrix (B, S, S) averages each source and repeats its mean at all of its
-        # positions, for any number of sources in a row.
+        # A product with this matrix (B, S, S) averages each source and repeats the mean at all of
+        # its positions, for any number of sources in a row.
         same = (segments[:, None] == segments[:, :, None]).astype(x.dtype)
         return x, (), same @ x / same.sum(axis=-1, keepdims=True)
 

@@ -23,7 +23,8 @@ _KINDS = {
     "PERMISSION_DENIED": PermissionError,
     "UNAUTHENTICATED": PermissionError,
 }
-_answered: set[str] = set()  # URLs of buckets that have answered a request
+# URLs of buckets that have answered, so that PATIENCE does not limit later requests to them.
+_answered: set[str] = set()
 
 
 @functools.cache
@@ -51,7 +52,8 @@ def as_os_errors(path: Any) -> Iterator[None]:
     except TimeoutError:
         raise TimeoutError(f"{path}: no answer within {PATIENCE} seconds") from None
     except ValueError as error:
-        # TensorStore's messages start with a code.
+        # TensorStore raises ValueError for all errors, and only the code before the colon tells
+        # them apart.
         reason = str(error).split(" [")[0].splitlines()[0]
         kind = _KINDS.get(reason.partition(":")[0], OSError)
         raise kind(f"{path}: {reason}") from None
@@ -60,7 +62,8 @@ def as_os_errors(path: Any) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # Reading an object in a bucket as a stream.
 
-READ_SIZE = 2**23  # bytes per request
+# Bytes per request: so many that the latency of a request matters little.
+READ_SIZE = 2**23
 
 
 class Stream(io.RawIOBase):
@@ -79,8 +82,11 @@ class Stream(io.RawIOBase):
         self.generation = result.stamp.generation
         self._size = block_size or READ_SIZE
         self._start = start  # of the next block
-        self._block = memoryview(b"")  # the rest of the current block
-        self._next = source.read_part(start, start + self._size)  # the future of the next block
+        # The rest of the current block, as a view, so that reading a part of it copies only that
+        # part.
+        self._block = memoryview(b"")
+        # Always one request ahead, so that the network works while a block is used.
+        self._next = source.read_part(start, start + self._size)
 
     def readable(self) -> bool:
         return True
@@ -131,7 +137,8 @@ def size(source: Any) -> int:
     low, offsets = -1, [0, *(2 ** (6 * power) for power in range(9))]
     while True:
         read = [source.read_part(offset, offset + 1) for offset in offsets]
-        # The object has a byte at `low` but none at `high`.
+        # The invariant of the search: the object has a byte at `low` but none at `high`, so that
+        # its size is `high` once they are neighbors.
         held = sum(_is_byte(source, future) for future in read)
         low, high = [low, *offsets][held], offsets[held]
         if high - low == 1:
