@@ -117,7 +117,8 @@ def _forward(inputs, label_smoothing):
     result = in_chunks(inputs, label_smoothing, gradients=True)
     # The gradient of the weights needs the terms of each position, which are otherwise not kept.
     terms = result.by_position if weights_are_perturbed else None
-    # The inputs are kept only for the second pass, which the gradient of `nll` may need.
+    # The inputs are kept only with label smoothing, because the gradient of `nll` then needs a
+    # second pass.
     residuals = (result._replace(by_position=terms), inputs if label_smoothing else None)
     return (result.sums, result.by_position[2]), residuals
 
@@ -218,7 +219,8 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     All devices compute as many chunks as the device with the most selected positions fills.
     """
     shape = inputs.labels.shape
-    # The mesh may not divide a small batch.
+    # As many parts as divide the batch, because a small one may have fewer rows than the mesh has
+    # parts.
     parts = math.gcd(sharding.parts("batch"), shape[0])
     output = (inputs.table, inputs.bias)
 

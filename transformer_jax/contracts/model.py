@@ -241,7 +241,7 @@ class RecurrentDecoding:
     ) -> tuple[Float[Array, "N V"], SourceRows]:
         """Reads the first target tokens, as in `SequenceDecoding.begin`."""
         source, state = self.apply({"params": params}, encoder_output, segments, method="begun")
-        # Each row holds one source here, whose state stands at all of its positions.
+        # Each row holds one source here, so that its state is the same at all positions.
         first = jax.tree.map(lambda x: x[:, 0], state)
         source = source | {"segments": segments}
         rows = SourceRows(cache=first, lengths=jnp.zeros_like(prompts), source=source)
@@ -310,7 +310,7 @@ METHODS = {
 }
 
 
-# A number of positions beyond any length. Twice the number still fits into int32.
+# A number of positions beyond any length, to which one can still add a length within int32.
 _UNLIMITED = 2**30
 _ATTENTIONS = {
     "encoder": ("encoder",),
@@ -386,7 +386,6 @@ class Model(nn.Module, abc.ABC):
         None if the tensor cannot change its shape.
         """
         return None
-
 
     @property
     def num_states(self) -> int:
@@ -727,8 +726,8 @@ class CachedSequenceToSequence(SequenceToSequence):
 # --------------------------------------------------------------------------------------------------
 # The two kinds of decoding state of causal models: a KV cache, or a recurrent state.
 #
-# They differ in what a further token costs: a KV cache grows with the text, a recurrent state does
-# not.
+# They are separate contracts, because a KV cache grows with the text and needs a number of slots,
+# whereas a recurrent state has a fixed size.
 
 
 class Cached(Causal):

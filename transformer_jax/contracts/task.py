@@ -18,7 +18,7 @@ from transformer_jax.losses import Metrics
 
 Params = Any
 Batch = dict[str, jax.Array]
-Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
+Evaluation = Callable[[Params], dict[str, float]]
 
 
 class EvaluationProgram(NamedTuple):
@@ -237,8 +237,8 @@ class Objective(abc.ABC):
 # --------------------------------------------------------------------------------------------------
 # On-policy learning: the model learns from rollouts that it generates within the training step.
 #
-# Within the step, the rollouts come from the current parameters, on the mesh on which these already
-# are.
+# This is done within the step, so that the rollouts come from the current parameters, which need
+# not be copied to another program or mesh.
 
 
 class OnPolicy:

@@ -91,7 +91,7 @@ def _check_flags(flags: dict) -> None:
 
 
 def _has_tpu() -> bool:
-    # Hosts of the generations v5e and v6e have devices of the second kind.
+    # Two patterns, because hosts of the generations v5e and v6e have no /dev/accel devices.
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
@@ -111,7 +111,8 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
     host, _, port = coordinator.rpartition(":")
     end = time.monotonic() + patience
     while time.monotonic() < end:
-        # Process 0 may start later. Until then the connection is refused, and tried again.
+        # Errors are suppressed, because process 0 may start later and the connection is refused
+        # until then.
         with (
             contextlib.suppress(OSError),
             socket.create_connection((host, int(port)), timeout=5) as connection,
@@ -120,7 +121,8 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
             # Longer than process 0 waits, so that its line about missing processes arrives here
             # first.
             connection.settimeout(patience + 5)
-            # An empty line means that all processes are there; any other line is an error.
+            # Without any line, the connection was closed and is tried again. An empty line means
+            # that all processes are there; any other line is an error.
             answer = connection.makefile().readline()
             if answer:
                 if answer.strip():
@@ -300,7 +302,7 @@ class StopPoint:
         # process has published must stay true.
         self._lock = threading.Lock()
         self._passed = 0
-        self._last: int | None = None  # the number of the point at which all stop
+        self._last: int | None = None
         self._has_sent = False
         self._call: Callable[[int], None] | None = None
 
@@ -356,7 +358,8 @@ class StopPoint:
 # Seconds without a heartbeat after which a process counts as dead. JAX's default is 100, during
 # which the other processes would wait in a collective.
 SILENCE = 20
-LOOK = 1.0  # seconds between two looks at the other processes
+# Seconds between two looks at the other processes, all of which ask the store of process 0.
+LOOK = 1.0
 # Milliseconds, the longest time-out of the key-value store. There is no other time limit, because
 # process 0 may build data for hours; if it dies, the watching thread ends the others.
 _FOREVER = 2**31 - 1
@@ -409,7 +412,8 @@ def connect(arguments: dict, patience: int = 300) -> None:
 
     # Without it, the CPU backend has no collectives between processes.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's preemption service handles SIGTERM but not Ctrl-C; `StopPoint` handles both.
+    # JAX's preemption service is not used, because it handles SIGTERM but not Ctrl-C; `StopPoint`
+    # handles both.
     jax.config.update("jax_enable_preemption_service", False)
     # With this option the runtime only reports that a process has died. Without it, the runtime
     # aborts the others.
@@ -606,7 +610,7 @@ def _watch() -> None:
                 int(key.rpartition("/")[2]): json.loads(value)
                 for key, value in client.key_value_dir_get("failed/")
             }
-            # The own failure ends this process already, with its own exit code.
+            # Without the own failure, which ends this process already with an exit code of its own.
             failures.pop(_process.index, None)
             _process.stop_point.look()
             alive = client.get_live_nodes(everyone)
@@ -627,7 +631,7 @@ def _watch() -> None:
 
 
 def _give_up(line: str, code: int) -> None:
-    # Processes that leave at the end of a run look dead, too.
+    # Processes that leave at the end of a run look dead, too, so this is no error then.
     if not _leaving.is_set():
         message = f"process {_process.index}: {line}. {RESUME}"
         print(message, file=sys.stderr, flush=True)

@@ -22,14 +22,14 @@ from transformer_jax.config import UserError
 AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
-    # The rows of a batch. Devices along fsdp hold different parts of the parameters, and compute
-    # different rows with them, as in fully sharded data parallelism.
+    # The rows of a batch. They are split over fsdp as well, because devices along it hold different
+    # parts of the parameters, but should not all compute the same rows.
     "batch": ("data", "fsdp"),
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
     "lookup": ("data",),
-    # The positions of a row. Attention alone needs those of other devices, and ring attention
-    # exchanges them.
+    # The positions of a row. They can be split, because attention alone needs those of other
+    # devices, and ring attention exchanges them.
     "length": ("sequence",),
     # Not split, because an iteration of nn.scan reads one layer, which would be on some of the
     # devices only.
@@ -45,7 +45,7 @@ RULES = {
     "mlp": ("tensor",),
     # A split dimension would need a sum over devices for each score.
     "head_dim": (),
-    # Vectors, which are too small to split.
+    # Vectors are not split, because they are so small that this would save hardly any memory.
     "norm": (),
 }
 
@@ -70,7 +70,7 @@ def make_mesh(config, devices=None) -> Mesh:
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    # Linen's sharding constraints fail with Explicit axes, which are the default of make_mesh.
+    # Auto, because Linen's sharding constraints fail with Explicit axes, the default of make_mesh.
     return jax.make_mesh(
         sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
     )
@@ -278,7 +278,7 @@ def platform() -> str:
 
 def is_ampere() -> bool:
     """Returns whether `device` is an NVIDIA GPU of the Ampere architecture or a later one."""
-    # NVIDIA's is a number such as 8.0; the capability of an AMD GPU is a name such as gfx942.
+    # The text may be no number, because the capability of an AMD GPU is a name such as gfx942.
     major = getattr(device(), "compute_capability", "").partition(".")[0]
     return major.isdecimal() and int(major) >= 8
 

@@ -126,7 +126,8 @@ def capture(
     request = _Request(names, replace or {})
     with _use(request):
         _, collections = model.apply({"params": params}, *inputs, **options, mutable=[COLLECTION])
-    # Which activations exist is known only after the model has been traced.
+    # The names are checked last, because which activations exist is known only after the model has
+    # been traced.
     request.check()
     activations = {}
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -135,7 +136,7 @@ def capture(
     for path, values in leaves:
         path = [key.key for key in path]
         name = "/".join(path[:-1] if path[-1] == _OUTPUT else path)
-        # `sow` appends a value for each call of the module.
+        # A tuple, because `sow` appends a value for each call of the module.
         activations[name] = values[0] if len(values) == 1 else values
     return activations
 

@@ -95,7 +95,8 @@ class AdaptiveEmbed(nn.Module):
         options = dict(init=init, dtype=self.dtype, multiple=self.multiple)
         shapes = zip(self.clusters.sizes, self.clusters.widths)
         self.table = [Embed(*shape, **options) for shape in shapes]
-        # With the divisor 1, all tables have the width of the model already.
+        # No projections for the divisor 1, because all tables then have the width of the model
+        # already.
         widths = self.clusters.widths if self.clusters.divisor > 1 else []
         self.projections = [
             _projection(self, f"projection_{number}", (width, self.clusters.width), self.init_std)

@@ -130,8 +130,8 @@ def cudnn(
     conditions = mask.replace(causal=False) if is_causal else mask
     visible = conditions.dense(q.shape[1], k.shape[1])
     if visible is not None:
-        # cuDNN does not broadcast a mask over the queries and, under a vmap, not over the heads
-        # either.
+        # The mask is expanded, because cuDNN does not broadcast it over the queries and, under a
+        # vmap, not over the heads either.
         heads = q.shape[2] if sharding.in_group() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
     return jax.nn.dot_product_attention(
@@ -197,14 +197,16 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
         visible = pallas.FullMask(shape)
     kernel = pallas.make_splash_mha(
         pallas.MultiHeadMask([visible] * q.shape[2]),
-        # Eight sizes: those of queries and keys, forward and in both kernels of the backward pass.
+        # Eight sizes, because queries and keys have one each in the forward pass and in both
+        # kernels of the backward pass.
         block_sizes=pallas.BlockSizes(*[_tpu_tile(q, k)] * 8),
-        # `sharding.on_each_device` has already split the heads, and no length reaches here split.
+        # One shard, because `sharding.on_each_device` has already split the heads, and no length
+        # reaches here split.
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
-    # The kernel takes one example (H, L, D), hence the transposes and the vmap.
+    # Transposed and mapped over the batch, because the kernel takes one example (H, L, D).
     q = q.transpose(0, 2, 1, 3)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
@@ -302,7 +304,7 @@ class Attention(nn.Module):
             v = self._read_cross_cache("values")
         else:
             source = encoder_output if self.cross else x
-            k = self._project("key", source, kv_heads)  # (B, K, G, D)
+            k = self._project("key", source, kv_heads)
             v = self._project("value", source, kv_heads)
             # Keys are cached after their rotation, which is then computed only once.
             if self.rotary is not None:
@@ -321,7 +323,8 @@ class Attention(nn.Module):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         kernel = pick(q, k, mask, dropout is not None, bias=bias)
         if activations.requested(self, "weights"):
-            # The other kernels never hold all weights in one array.
+            # Only `dot_product` serves, because the other kernels never hold all weights in one
+            # array.
             observe = partial(activations.named, self, "weights")
             kernel = partial(dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
@@ -376,7 +379,8 @@ class Attention(nn.Module):
 
     def _read_cross_cache(self, name: str) -> Float[Array, "B K H D"]:
         """Returns the keys or values of the collection "cross_cache"."""
-        # The argsort of a permutation is its inverse.
+        # The argsort of a permutation is its inverse, so that the axes return to the order (B, L,
+        # H, D).
         order = np.argsort(_CACHE_AXES[name])
         return self.get_variable("cross_cache", name).transpose(order)
 
@@ -430,9 +434,9 @@ def _scattered(
     Each device calls this for its own part, because XLA would gather `new` from all devices to
     partition the scatter.
     """
-    # XLA turns a scatter to a single index into a slice update, for which it computes the slice
-    # twice and copies the cache. A scatter to two equal indices remains a scatter and works in
-    # place.
+    # A single index is repeated, because XLA turns a scatter to one index into a slice update, for
+    # which it computes the slice twice and copies the cache. A scatter to two equal indices remains
+    # a scatter and works in place.
     if slots.size == 1:
         slots = jnp.repeat(slots, 2, axis=1)
         new = jnp.repeat(new, 2, axis=1)

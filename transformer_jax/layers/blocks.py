@@ -74,8 +74,8 @@ def _rms_norm(x, scale, epsilon):
 # --------------------------------------------------------------------------------------------------
 # The position-wise feed-forward network.
 #
-# The hidden layer is split over the mesh axis tensor: each device computes its own units, and only
-# the sum in the second product crosses devices.
+# The hidden layer is split over the mesh axis tensor, because each device can compute its own
+# units, and only the sum in the second product crosses devices.
 
 
 class MLP(nn.Module):
@@ -222,7 +222,7 @@ class DroppedBlock(Block):
 # for each token.
 
 # What a layer saves for the backward pass, which recomputes the rest: everything, the products with
-# parameters, which are what takes longest to recompute, or only its input.
+# parameters, because they take longest to recompute, or only its input.
 REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -345,7 +345,8 @@ class Stack(nn.Module):
             layers,
             length=self._repeats,
             unroll=-(-self.unroll // len(self.blocks)),
-            # Shared parameters are initialized once, with one key; dropout differs in each repeat.
+            # Shared parameters are initialized once and hence with one key, whereas the repeats
+            # must differ in dropout.
             split_rngs={"params": not self.shared, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "layers"},
             variable_axes=by_layer | ({} if self.shared else {"params": 0}),
@@ -440,7 +441,7 @@ def for_decoding(params: dict, dtype: DTypeLike, stacks: tuple[str, ...]) -> dic
     """
 
     def prepare(path, leaf):
-        # Only these are read in `dtype`. Norms compute in float32, and their vectors are small.
+        # Only these are cast, because norms compute in float32 and the vectors are small.
         if path[-1].key in ("kernel", "embedding"):
             leaf = leaf.astype(dtype)
         if path[0].key in stacks and path[1].key == "layers":

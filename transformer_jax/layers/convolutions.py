@@ -123,8 +123,8 @@ def _grouped(
     kernel = jnp.pad(kernel, ((0, total - width), (0, 0), (0, 0)))
     kernel = kernel.reshape(parts, taps, inputs, groups, features // groups)
     kernel = kernel.transpose(0, 3, 1, 2, 4).reshape(parts, groups, taps * inputs, -1)
-    # A kernel of even width has no center. The published code drops the last output, so the kernel
-    # reaches one position further to the left.
+    # A kernel of even width has no center. It reaches one position further to the left, because the
+    # published code drops the last output.
     x = jnp.pad(x, ((0, 0), (width // 2, total - 1 - width // 2), (0, 0)))
     x = x.reshape(batch, -1, groups, inputs)
     count = length + total - taps
@@ -259,9 +259,10 @@ class CharacterWords(nn.Module):
     @nn.compact
     def __call__(self, characters: Int[ArrayLike, "B L C"]) -> Float[Array, "B L M"]:
         init = declared(nn.initializers.uniform(2.0), (None, None), decays=True)
-        # The initializer starts at 0, but the published code draws from -1 to 1.
+        # Shifted, because the initializer starts at 0, whereas the published code draws from -1 to
+        # 1.
         table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1
-        x = jnp.take(table.astype(self.dtype), characters, axis=0)  # (B, L, C, E)
+        x = jnp.take(table.astype(self.dtype), characters, axis=0)
         words = x.reshape(-1, *x.shape[2:])
         values = [self._filtered(words, *each) for each in self.filters]
         y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)

@@ -91,8 +91,8 @@ class SourceRows(Rows):
     def admit(
         self, new: "SourceRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
     ) -> "SourceRows":
-        # An admitted source is never longer, whatever the padded length of the batch in which it
-        # was encoded.
+        # Cutting loses nothing, because an admitted source is never longer; only the padding of the
+        # batch in which it was encoded may be.
         new = new.resized(0, self.source["segments"].shape[1])
 
         source = jax.tree.map(lambda old, x: old.at[places].set(x[rows]), self.source, new.source)
@@ -161,7 +161,7 @@ class Ring:
 
     def opened(self) -> "Ring":
         """Returns the state in which each hypothesis continues itself in the next slot."""
-        # Overwrites the entries of the oldest turn, whose slot is used again.
+        # The oldest turn is overwritten, because its slot in the ring is used again.
         ancestors = self.ancestors.at[:, :, self.slot].set(jnp.arange(self.beams))
         return self.replace(ancestors=ancestors)
 
@@ -205,13 +205,14 @@ class Ring:
         """Returns (cache, cross_cache, segments) with the arrays of a `new` input at `index`."""
         cache, cross_cache, segments = stored
         new_cache, new_cross_cache, new_segments = new
-        # An admitted source is never longer, whatever the padded length of the batch in which it
-        # was encoded.
+        # Cutting loses nothing, because an admitted source is never longer; only the padding of the
+        # batch in which it was encoded may be.
         length = segments.shape[1]
         new_cross_cache = resize_slots(new_cross_cache, min(length, new_segments.shape[1]))
 
         def cleared(collection):
-            # Hidden values have weight 0, but 0 times a NaN of the previous input is NaN.
+            # Hidden values have weight 0, but they are cleared, because 0 times a NaN of the
+            # previous input is NaN.
             blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), collection)
             return write_slots(collection, blank, index, 0)
 
@@ -269,8 +270,8 @@ def logical_axes(tree):
     """Returns the logical axes by which `split` shards the arrays of a tree."""
 
     def axes(path, x):
-        # Keys and values stay on the device that computes their heads, whose projections split them
-        # alike.
+        # Keys and values are split by heads, so that they stay on the device that computes these
+        # heads.
         names = ("batch", "heads") if is_cached(path) else ("batch",)
         return (*names, *[None] * x.ndim)[: x.ndim]
 

@@ -224,8 +224,8 @@ class AdaptiveSoftmax:
             inside = (labels >= first) & (labels < first + tail.size)
             head_labels = jnp.where(inside, self._row(number), head_labels)
             tail_labels = jnp.where(inside, labels - first, 0)
-            # A static shape has room for all positions. Those of other clusters compute label 0,
-            # which `where` discards together with its gradient.
+            # Computed at all positions, because shapes are static. Those of other clusters compute
+            # label 0, which `where` discards together with its gradient.
             log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), tail_labels)
             within_tails += jnp.where(inside, log_probs, 0.0)
             first += tail.size
@@ -522,7 +522,7 @@ def sinusoids(positions: Int[ArrayLike, "*B"], features: int) -> Float[Array, "*
     """
     rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
     angles = positions[..., None] * rates
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # (B, L, M / 2, 2)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*positions.shape, -1)[..., :features]
 
 

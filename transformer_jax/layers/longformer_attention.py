@@ -49,7 +49,8 @@ class LongformerAttention(Attention):
         if self.is_initializing() and global_positions is None:
             global_positions = jnp.zeros((len(x), 1), jnp.int32)
         if global_positions is not None:
-            # An unused entry (-1) computes an output at position 0, which is dropped below.
+            # An unused entry (-1) computes an output at position 0, because shapes are static; it
+            # is dropped below.
             rows, indices = jnp.arange(len(x))[:, None], jnp.maximum(global_positions, 0)
             segments = mask.query_segments
             whole_row = Mask(
@@ -59,7 +60,7 @@ class LongformerAttention(Attention):
             # Another draw, because queries are numbered from 0 here as well, so that the same seeds
             # would drop the same weights.
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-            q = project("global_query", x[rows, indices])  # (B, N, H, D)
+            q = project("global_query", x[rows, indices])
             global_outputs = self._global_outputs(q, x, whole_row, dropout)
             # Position L is out of range, so that mode="drop" discards the outputs of padding.
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)

@@ -22,7 +22,7 @@ from transformer_jax.layers.parameters import Declared, Traits
 
 # As siblings, not children, they leave the matrix under the name that it has without adapters.
 A, B = "_lora_A", "_lora_B"
-Tree = dict  # of dicts of arrays
+Tree = dict
 
 
 def matrix_of(name: str) -> str:

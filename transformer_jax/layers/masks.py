@@ -180,8 +180,8 @@ class Mask:
             # Otherwise the causal mask hides all later keys already.
             if not self.causal or self.prefix is not None:
                 near = near & (distance > -self.window)
-            # Global keys are exempt from the window and its gaps, but not from the causal mask,
-            # which is a condition of its own.
+            # Global keys are added here, because they are exempt from the window and its gaps, but
+            # not from the causal mask, which is a condition of its own.
             near = near if is_multiple is None else near & is_multiple
             if self.global_keys is not None:
                 near = near | self.global_keys[:, None, :]
@@ -305,7 +305,8 @@ def attention_weights(
     # The queries are scaled rather than the scores, because a long row has far more scores.
     scaled = q / math.sqrt(head_dim) if scale is None else q * scale
     if heads != k.shape[2]:
-        # Query heads that share a key head become further queries of that head.
+        # Query heads that share a key head become further queries of that head, so that the keys
+        # are not repeated.
         groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
         scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
     # The scores are summed up and kept in float32, because an absolute error of a score is a
@@ -385,7 +386,7 @@ def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Qu
         options = dict(bias=bias, scale=scale, query_numbers=numbers)
         return dot_product(q, k, v, mask.replace(query_slots=numbers, **fields), dropout, **options)
 
-    # Only these fields have an axis of queries. The others are the same for all parts.
+    # Only these are split, because the other fields have no axis of queries.
     names = ("query_segments", "query_ranks", "global_queries")
     fields = {name: split(getattr(mask, name)) for name in names}
     inputs = (split(query_numbers), split(q), split(bias, axis=2), fields)

@@ -159,7 +159,7 @@ def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
 # Frozen parameters are a tree of their own, so that neither gradients nor optimizer states exist
 # for them.
 
-Tree = dict  # of dicts of arrays
+Tree = dict
 
 
 def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:

@@ -376,7 +376,8 @@ def recurrent_weights(
     """
     weights = {}
     for name, shape in cell.matrices.items():
-        # Orthogonal matrices keep the norm of a state over many steps.
+        # Orthogonal matrices keep the norm of a state over many steps, so that gradients neither
+        # vanish nor explode at the start.
         init = declared(nn.initializers.orthogonal(), ("mlp", None), decays=True, inputs=1)
         matrix = module.param(name + ending, init, shape, jnp.float32)
         weights[name] = (jnp.asarray(matrix, dtype), None)
@@ -385,7 +386,7 @@ def recurrent_weights(
         init = declared(nn.initializers.zeros, ("mlp",))
         bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)
         bias = bias.astype(dtype)
-        # The other gates have their biases in the input projection.
+        # Zeros for the other gates, because their biases are in the input projection.
         others = (cell.gates - 1) * cell.width
         weights["recurrent"] = (weights["recurrent"][0], jnp.pad(bias, (others, 0)))
     return weights
@@ -470,7 +471,7 @@ class Stack(nn.Module):
                 before = None if states is None else states[layer]
                 one = Unidirectional(self.cell, all_states=self.all_states, name=name)
                 y, after = one(x, filled, before, begins)
-            # The input of the first layer may have another width than its output.
+            # Not in the first layer, because its input may have another width than its output.
             x = x + y if self.residual and layer else y
             if layer + 1 < self.num_layers:
                 x = Dropout(self.dropout)(x, train=train)
@@ -543,7 +544,7 @@ def is_kept(
     # The query is mixed before it meets the key. Otherwise all pairs with the same XOR of both
     # would share a number.
     by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
-    # The odd factor 2^32 / golden ratio spreads successive keys over all bits.
+    # Multiplied, because the odd factor 2^32 / golden ratio spreads successive keys over all bits.
     by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
     # Compared as integers, so that all kernels and platforms drop the same weights.
     return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))

@@ -245,8 +245,8 @@ class RecurrentEncoder(nn.Module):
     ) -> tuple[Float[Array, "B S D"], tuple[Any, ...], Float[Array, "B S F"]]:
         first, last = bounds(segments)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), segments.shape)
-        # In reverse, the first words of source and target are close to each other (Sutskever et al.
-        # 2014, section 3.3).
+        # Reversed, so that the first words of source and target are close to each other (Sutskever
+        # et al. 2014, section 3.3).
         is_moved = self.reverse & (positions < last)
         order = jnp.where(is_moved, first + last - 1 - positions, positions)
         x = at(x, order) if self.reverse else x
@@ -261,8 +261,8 @@ class RecurrentEncoder(nn.Module):
         begins, ends = positions == first, positions == last
         x, layers = stack(x, segments > 0, begins=begins, ends=ends, train=train)
         if self.bidirectional:
-            # The backward direction has read the whole source there (Bahdanau et al. 2014, appendix
-            # A.2.2).
+            # The state at the first word, because the backward direction has read the whole source
+            # there (Bahdanau et al. 2014, appendix A.2.2).
             summary = at(layers[-1][1][0], first)
             layers = [
                 [jnp.concatenate([at(x, last), at(y, first)], axis=-1) for x, y in zip(*layer)]
@@ -367,8 +367,8 @@ class Step:
         if self.place == "before":
             context, weights = self._attended(product, source, query, masks)
             output = jnp.concatenate([query, context], axis=-1)
-            # The sum of two projections is the projection of input and context concatenated, but
-            # that of the inputs has been computed for all positions at once.
+            # Two projections are added instead of projecting input and context concatenated,
+            # because that of the inputs has been computed for all positions at once.
             x = x + product("feed", context).reshape(x.shape)
         elif self.feeds:
             x = x + product("feed", fed).reshape(x.shape)

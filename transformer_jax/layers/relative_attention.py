@@ -101,8 +101,8 @@ class RelativeAttention(Attention):
         """Returns the memory followed by the row, and updates the memory."""
         if not self.has_variable("state", "memory"):
             return row
-        # The activations that led to the memory were freed with their update, so gradients end here
-        # (section 3.2).
+        # Gradients end here, because the activations that led to the memory were freed with their
+        # update (section 3.2).
         memory = jax.lax.stop_gradient(self.get_variable("state", "memory"))
         longer = jnp.concatenate([memory, row[:, :remembered]], axis=1)
         self.put_variable("state", "memory", jax.lax.stop_gradient(longer[:, remembered:]))
@@ -126,7 +126,8 @@ class RelativeAttention(Attention):
         by_distance = shifted(scores[:, :, :length], keys)
         if relations.targets is None:
             return by_distance
-        # Targets are at arbitrary positions, so they are not shifted by one from query to query.
+        # Targets have slices of their own, because they are at arbitrary positions instead of being
+        # shifted by one from query to query.
         target_scores = _shifted_to(scores[:, :, length:], length - 1 - relations.targets, keys)
         return jnp.concatenate([by_distance, target_scores], axis=2)
 
@@ -168,7 +169,7 @@ def _shifted_to(
     """Returns K columns of the scores of each query, from its own start."""
 
     def part(scores, start):
-        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)  # (H, K)
+        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)
 
     parts = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
     return parts(scores, starts)

@@ -128,7 +128,7 @@ class _Ring:
     def balanced(self, x: jax.Array) -> jax.Array:
         """Moves tiles (N, ...) from chunks 2i and 2i+1 on device i to chunks i and 2s-1-i."""
         evens, odds = jnp.split(x, 2)
-        # A device sends one array in a ppermute, so its two chunks take one each.
+        # Two calls, because a device sends one array in a ppermute, but has two chunks.
         evens = jax.lax.ppermute(evens, self.axes, self._moves(0))
         odds = jax.lax.ppermute(odds, self.axes, self._moves(1))
         return self._exchanged(evens, odds)
@@ -168,8 +168,8 @@ class _Ring:
         """
 
         def attend(keys, q_state, k_state):
-            # The state of the keys from the previous turn travels while the device computes its own
-            # contribution, which starts from zeros and is added on arrival.
+            # The contribution of this turn starts from zeros and is added on arrival, so that the
+            # state from the previous turn travels while the device computes.
             arriving = self.sent(k_state)
             zeros = jax.tree.map(jnp.zeros_like, k_state)
             q_state, added = _pairs(update, queries, keys, mask, (q_state, zeros))
@@ -198,7 +198,8 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
         def on_keys(q_state, part):
             (k_arrays, k_places), k_state = part
             sizes = (q_arrays[0].shape[-2], k_arrays[0].shape[-2])
-            # Slots are relative to the tile of keys, which the mask assumes to start at slot 0.
+            # Slots are relative to the tile of keys, because the mask assumes that the keys start
+            # at slot 0.
             by_position = mask.replace(query_slots=q_places.starts - k_places.starts)
             is_near = by_position.dense(*sizes)
             visible = by_position.replace(
@@ -255,7 +256,7 @@ def _attend(states: tuple, queries: tuple, keys: tuple, visible) -> tuple:
     scores = _scores(q, k, visible)
     new_highest = jnp.maximum(highest, scores.max(axis=-1))
     weights = jnp.exp(scores - new_highest[..., None])
-    # Earlier sums were scaled by the former maximum, and are rescaled to the new one.
+    # Earlier sums must be rescaled, because they were scaled by the former maximum.
     factor = jnp.exp(highest - new_highest)
     y = y * factor[..., None] + _product("bgrqk,bgkd->bgrqd", weights.astype(v.dtype), v)
     return (y, new_highest, total * factor + weights.sum(axis=-1)), k_state

@@ -130,7 +130,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
-    # The padding of keys has segment 0, which hides it.
+    # Zeros serve as padding, because the keys then have segment 0, which hides them.
     by_query = [padded(x, padding) for x in (arrays.queries, arrays.query_segments)]
     by_key = [padded(x, padding + after, before) for x in arrays.keys]
 
@@ -146,7 +146,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             keys = [jnp.concatenate(pair, axis=1) for pair in zip(keys, arrays.global_keys)]
             numbers = jnp.broadcast_to(numbers, (batch, span))
             numbers = jnp.concatenate([numbers, positions], axis=1)
-            # Global keys stand after the span, at distances that have no meaning for the window.
+            # Marked as global, because they stand after the span, at distances that have no meaning
+            # for the window.
             is_global = jnp.arange(numbers.shape[1])[None] >= span
         *keys_and_values, key_segments = keys
         block = mask.replace(
@@ -161,7 +162,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
 
     starts = size * jnp.arange(num_blocks)
     # A loop rather than a vmap, because a vmap would compute the scores of all blocks at once.
-    blocks = jax.lax.map(on_block, starts)  # (N, B, size, H, D)
+    blocks = jax.lax.map(on_block, starts)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
 

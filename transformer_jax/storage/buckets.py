@@ -64,7 +64,7 @@ def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     # The same folder means the same disk, where a rename is atomic. The dot hides the file from
     # wildcards, which would otherwise match it half-written.
     temporary = path.with_name(f".{path.stem}.half{path.suffix}")
-    # A process that was killed may have left one.
+    # Deleted first, because a process that was killed may have left one.
     _delete(temporary)
     try:
         yield temporary
@@ -349,7 +349,8 @@ class Path(epath.gpath.PosixGPath):
         """The names of all objects in this folder, at any depth, relative to it."""
         start = len(self._name.encode()) + 1 if self._name else 0
         names = self._answer(lambda objects: objects.list(self._below(), start))
-        # Some programs write empty objects as folders; their names end with "/".
+        # Names that end with "/" are left out, because some programs write such empty objects as
+        # folders.
         return [name.decode() for name in names if name and not name.endswith(b"/")]
 
     def _answer(self, request: Callable, patience: float | None = None):

@@ -61,8 +61,10 @@ def as_os_errors(path: Any) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 # Reading an object in a bucket as a stream.
+#
+# Objects are read in blocks, because a file of records may be larger than the memory of a host.
 
-# Bytes per request: so many that the latency of a request matters little.
+# Bytes per request: so many, because each request takes a round trip to the bucket.
 READ_SIZE = 2**23
 
 
@@ -81,7 +83,7 @@ class Stream(io.RawIOBase):
         self.source = source
         self.generation = result.stamp.generation
         self._size = block_size or READ_SIZE
-        self._start = start  # of the next block
+        self._start = start
         # The rest of the current block, as a view, so that reading a part of it copies only that
         # part.
         self._block = memoryview(b"")
@@ -109,7 +111,8 @@ class Stream(io.RawIOBase):
             except ValueError as error:
                 if not _is_past_the_end(error):
                     raise
-                # The rest is shorter than a block, and a range beyond the end is an error.
+                # The rest is requested without an end, because it is shorter than a block, and a
+                # range beyond the end is an error.
                 self._next = None
                 try:
                     result = self.source.read_part(self._start, None).result()
