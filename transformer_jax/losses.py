@@ -219,8 +219,8 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     All devices compute as many chunks as the device with the most selected positions fills.
     """
     shape = inputs.labels.shape
-    # As many parts as divide the batch, because a small one may have fewer rows than the mesh has
-    # parts.
+    # There are as many parts as divide the batch, because a small one may have fewer rows than the
+    # mesh has parts.
     parts = math.gcd(sharding.parts("batch"), shape[0])
     output = (inputs.table, inputs.bias)
 
@@ -270,7 +270,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
     logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
-    # A comparison rather than a gather of the label's logit, because the vocabulary may be split
+    # Labels are compared rather than used to gather logits, because the vocabulary may be split
     # over devices, and each can compare its own part.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
     log_z = jax.nn.logsumexp(logits, axis=-1)

@@ -46,8 +46,8 @@ def arguments(
             coordinator_address=coordinator,
             num_processes=num_processes,
             process_id=process_id,
-            # Otherwise JAX would mix the flags with what it finds in the environment, such as a
-            # Slurm job.
+            # Detection is switched off, because JAX would otherwise mix the flags with what it
+            # finds in the environment, such as a Slurm job.
             cluster_detection_method="deactivate",
         )
     # The shell of an allocation (salloc) is a step of one task, too, but its SLURM_NTASKS is that
@@ -91,7 +91,8 @@ def _check_flags(flags: dict) -> None:
 
 
 def _has_tpu() -> bool:
-    # Two patterns, because hosts of the generations v5e and v6e have no /dev/accel devices.
+    # There are two patterns, because hosts of the generations v5e and v6e have no /dev/accel
+    # devices.
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
@@ -118,8 +119,8 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
             socket.create_connection((host, int(port)), timeout=5) as connection,
         ):
             connection.sendall(f"{index} {count}\n".encode())
-            # Longer than process 0 waits, so that its line about missing processes arrives here
-            # first.
+            # This is longer than process 0 waits, so that its line about missing processes arrives
+            # here first.
             connection.settimeout(patience + 5)
             # Without any line, the connection was closed and is tried again. An empty line means
             # that all processes are there; any other line is an error.
@@ -191,8 +192,9 @@ def _listening(coordinator: str) -> socket.socket:
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 RESUME = "This process ends, too; the same command continues the run"
 
-# Set in the child only: the parent's process id, by which the child notices its death, and a pipe
-# for what the parent needs to know about an abort, of which the child itself cannot tell.
+# Both are set in the child only: the parent's process id, by which the child notices its death, and
+# a pipe for what the parent needs to know about an abort, because the child itself cannot tell it
+# then.
 _parent: int | None = None
 _pipe: int | None = None
 
@@ -207,7 +209,8 @@ def supervise() -> None:
     global _parent, _pipe
     parent = os.getpid()
     read, write = os.pipe()
-    # Blocked before the fork, so that no signal gets lost before the parent waits for signals.
+    # The signals are blocked before the fork, so that none gets lost before the parent waits for
+    # them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if not child:
@@ -298,8 +301,8 @@ class StopPoint:
         self._client = client
         self._index = index
         self._count = count
-        # Held from `_send` until the processes have agreed, because the number of points that a
-        # process has published must stay true.
+        # The lock is held from `_send` until the processes have agreed, because the number of
+        # points that a process has published must stay true.
         self._lock = threading.Lock()
         self._passed = 0
         self._last: int | None = None
@@ -358,7 +361,8 @@ class StopPoint:
 # Seconds without a heartbeat after which a process counts as dead. JAX's default is 100, during
 # which the other processes would wait in a collective.
 SILENCE = 20
-# Seconds between two looks at the other processes, all of which ask the store of process 0.
+# Seconds between two looks at the other processes. Each look is a request to process 0, whose store
+# all processes share.
 LOOK = 1.0
 # Milliseconds, the longest time-out of the key-value store. There is no other time limit, because
 # process 0 may build data for hours; if it dies, the watching thread ends the others.
@@ -385,8 +389,8 @@ _leaving = threading.Event()
 # Numbers that make the keys of agreements unique. They match across processes, because all of them
 # reach the same agreements in the same order.
 _numbers = itertools.count()
-# Of the programs that all processes have compiled for `run`, so that only the first call of each
-# has to wait for the others.
+# Signatures of the programs that all processes have compiled, so that `run` waits for the others
+# only before the first call of each.
 _signatures = set()
 
 
@@ -405,8 +409,8 @@ def connect(arguments: dict, patience: int = 300) -> None:
         )
     if arguments.get("cluster_detection_method") == "slurm":
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(_slurm_port()))
-    # Imported here, because `supervise` must fork before jax starts its threads. The key-value
-    # store has no public name yet.
+    # jax is imported here, because `supervise` must fork before jax starts its threads. The module
+    # is a private one, because the key-value store has no public name yet.
     import jax
     from jax._src import distributed
 
@@ -610,7 +614,8 @@ def _watch() -> None:
                 int(key.rpartition("/")[2]): json.loads(value)
                 for key, value in client.key_value_dir_get("failed/")
             }
-            # Without the own failure, which ends this process already with an exit code of its own.
+            # The own failure is left out, because it ends this process already, with its own exit
+            # code.
             failures.pop(_process.index, None)
             _process.stop_point.look()
             alive = client.get_live_nodes(everyone)

@@ -31,8 +31,8 @@ RULES = {
     # The positions of a row. They can be split, because attention alone needs those of other
     # devices, and ring attention exchanges them.
     "length": ("sequence",),
-    # Not split, because an iteration of nn.scan reads one layer, which would be on some of the
-    # devices only.
+    # The stacked axis of nn.scan is not split, because an iteration reads one layer, which would
+    # then be on some of the devices only.
     "layers": (),
     # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
@@ -49,8 +49,8 @@ RULES = {
     "norm": (),
 }
 
-# Context variables, so that layers need no argument for the mesh, and threads may use different
-# ones.
+# These are context variables, so that layers need no argument for the mesh, and threads may use
+# different ones.
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
 _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
@@ -70,7 +70,8 @@ def make_mesh(config, devices=None) -> Mesh:
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    # Auto, because Linen's sharding constraints fail with Explicit axes, the default of make_mesh.
+    # The axes are Auto, because Linen's sharding constraints fail with Explicit axes, which are the
+    # default of make_mesh.
     return jax.make_mesh(
         sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
     )
@@ -262,7 +263,7 @@ def gather_after(params, x):
     iterations use them or before the first of several layers, so that they need as much memory on
     each device as if they were not sharded.
     """
-    # Only if parameters are split, because XLA does not optimize across a barrier.
+    # A barrier is used only if parameters are split, because XLA does not optimize across it.
     return jax.lax.optimization_barrier((params, x)) if parts("embed") > 1 else (params, x)
 
 

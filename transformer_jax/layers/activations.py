@@ -35,8 +35,8 @@ class _Layer(NamedTuple):
     repeats: int
 
 
-# Context variables, because no argument must run through all models, and because a request of one
-# thread must not affect models in another.
+# These are context variables, because no argument must run through all models, and because a
+# request of one thread must not affect models in another.
 _current: contextvars.ContextVar = contextvars.ContextVar("activations", default=None)
 _layer: contextvars.ContextVar = contextvars.ContextVar("layer", default=None)
 
@@ -50,14 +50,15 @@ class _Request:
     computed: set[str] = dataclasses.field(default_factory=set)
 
     def wants(self, name: str) -> bool:
-        # Known even if it is not wanted, so that error messages and `names` list it.
+        # The name is recorded even if it is not wanted, so that error messages and `names` list it.
         self.computed.add(name)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*self.read, *self.replace))
 
     def apply(self, module: nn.Module, key: str, name: str, x):
         """Replaces an activation, then stores it in the module's collection."""
         self.computed.add(name)
-        # Replaced before it is stored, so that `capture` returns what later modules read.
+        # An activation is replaced before it is stored, so that `capture` returns what later
+        # modules read.
         for pattern, replacement in self.replace.items():
             if fnmatch.fnmatchcase(name, pattern):
                 x = _replaced(name, replacement, x)
@@ -91,7 +92,7 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         raise UserError(
             f"the replacement of {name} has the shape {jnp.shape(new)}: must broadcast to {x.shape}"
         )
-    # Otherwise a float32 array would change the dtype of all later layers.
+    # The dtype is kept, because a float32 array would otherwise change that of all later layers.
     return jnp.broadcast_to(new, x.shape).astype(x.dtype)
 
 
@@ -136,7 +137,7 @@ def capture(
     for path, values in leaves:
         path = [key.key for key in path]
         name = "/".join(path[:-1] if path[-1] == _OUTPUT else path)
-        # A tuple, because `sow` appends a value for each call of the module.
+        # The values are a tuple, because `sow` appends one for each call of the module.
         activations[name] = values[0] if len(values) == 1 else values
     return activations
 

@@ -95,8 +95,8 @@ class AdaptiveEmbed(nn.Module):
         options = dict(init=init, dtype=self.dtype, multiple=self.multiple)
         shapes = zip(self.clusters.sizes, self.clusters.widths)
         self.table = [Embed(*shape, **options) for shape in shapes]
-        # No projections for the divisor 1, because all tables then have the width of the model
-        # already.
+        # There are no projections for the divisor 1, because all tables then have the width of the
+        # model.
         widths = self.clusters.widths if self.clusters.divisor > 1 else []
         self.projections = [
             _projection(self, f"projection_{number}", (width, self.clusters.width), self.init_std)
@@ -105,7 +105,8 @@ class AdaptiveEmbed(nn.Module):
 
     def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
-            # Here, because `Embed` sees only positions within a cluster and could not name the id.
+            # Ids are checked here, because `Embed` sees only positions within a cluster and could
+            # not name the id.
             check_ids(np.asarray(ids), self.clusters.num_tokens)
         first, total = 0, jnp.zeros((), self.dtype)
         for number, size in enumerate(self.clusters.sizes):

@@ -184,7 +184,7 @@ def splash(
 
 
 def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret) -> jax.Array:
-    # Imported here because the import is slow and only TPUs need it.
+    # This is imported here, because the import is slow and only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     shape = (q.shape[1], k.shape[1])
@@ -197,16 +197,17 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
         visible = pallas.FullMask(shape)
     kernel = pallas.make_splash_mha(
         pallas.MultiHeadMask([visible] * q.shape[2]),
-        # Eight sizes, because queries and keys have one each in the forward pass and in both
-        # kernels of the backward pass.
+        # There are eight sizes, because queries and keys have one each in the forward pass and in
+        # both kernels of the backward pass.
         block_sizes=pallas.BlockSizes(*[_tpu_tile(q, k)] * 8),
-        # One shard, because `sharding.on_each_device` has already split the heads, and no length
-        # reaches here split.
+        # There is one shard, because `sharding.on_each_device` has already split the heads, and no
+        # length reaches here split.
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
-    # Transposed and mapped over the batch, because the kernel takes one example (H, L, D).
+    # The arrays are transposed and mapped over the batch, because the kernel takes one example (H,
+    # L, D).
     q = q.transpose(0, 2, 1, 3)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)

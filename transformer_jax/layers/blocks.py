@@ -58,8 +58,8 @@ class RMSNorm(nn.Module):
 def _layer_norm(x, scale, bias, epsilon):
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
-    # From the centered values, because the mean square minus the squared mean would cancel for a
-    # large mean.
+    # The variance is that of the centered values, because the mean square minus the squared mean
+    # would cancel for a large mean.
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(variance + epsilon)
     return (y * scale + bias).astype(x.dtype)
@@ -172,8 +172,8 @@ class Block(nn.Module):
             y = sublayer(norm(x) if self.norm_position == "pre" else x)
             x = x + Dropout(self.dropout)(y, train=train)
             x = norm(x) if self.norm_position == "post" else x
-            # Otherwise the partitioner could split the features as the parameters of the sublayers
-            # split them.
+            # The features are constrained, because the partitioner could otherwise split them as
+            # the parameters of the sublayers are split.
             x = sharding.constrain(x, "batch", "length", None)
             return activations.named(self, f"after_{name}", x)
 

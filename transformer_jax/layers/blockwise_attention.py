@@ -100,7 +100,7 @@ def blockwise(
     )
     query_segments, key_segments = mask.segments(q.shape[1])
     if key_segments is None:
-        # One segment for everything, so that the same kernel serves rows that are not packed.
+        # Everything is one segment, so that the same kernel serves rows that are not packed.
         query_segments, key_segments = (jnp.ones(x.shape[:2], jnp.int32) for x in (q, k))
     arrays = (q, k, v, query_segments, key_segments, dropout.seeds)
     heads = ("batch", "length", "heads", "head_dim")
@@ -145,8 +145,9 @@ def _backward(options: Options, saved, gradient):
     means = products.sum(axis=-1)[:, :, None]
     query_arrays = (inputs.query_segments, q, gradient, normalizer, means)
     key_arrays = (inputs.key_segments, k, v)
-    # Two kernels, because gradients of queries are sums over keys, but gradients of keys and values
-    # are sums over queries. Each program can then sum up its own block and write it once.
+    # There are two kernels, because gradients of queries are sums over keys, but gradients of keys
+    # and values are sums over queries. Each program can then sum up its own block and write it
+    # once.
     (d_q,) = _call(
         _queries_kernel,
         options,
@@ -168,7 +169,7 @@ def _backward(options: Options, saved, gradient):
     )
     if is_shared:
         parts = [x.reshape(*k.shape[:2], -1, *k.shape[2:]).sum(axis=2) for x in parts]
-    # None, because segment ids and seeds are integers.
+    # `inputs` has no gradient, because segment ids and seeds are integers.
     return None, d_q, *(x.astype(k.dtype) for x in parts)
 
 
@@ -214,7 +215,7 @@ def _call(kernel, options: Options, *, blocked: tuple, whole: tuple, results: tu
 def _compiler(options: Options) -> dict:
     if options.platform != "gpu":
         return {}
-    # Imported here because only GPUs need it.
+    # This is imported here, because only GPUs need it.
     from jax.experimental.pallas import triton
 
     return {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=2)}

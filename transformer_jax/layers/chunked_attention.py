@@ -73,8 +73,8 @@ def attend(
     weights = jax.nn.softmax(scores, axis=-1)
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
-        # Dropout by slots of the row, because places in the chunks change with the sorting of LSH
-        # attention.
+        # Dropout depends on the slots of the row, because places in the chunks change with the
+        # sorting of LSH attention.
         slots = query_places.slots[..., :, None], key_places.slots[..., None, :]
         weights = dropout.drop(weights, *slots)
     y = jnp.einsum("bhcqk,bhckd->bhcqd", weights.astype(values.dtype), values)

@@ -57,7 +57,8 @@ def num_windows(length, shapes: Sequence[tuple[int, int]]):
     """
     for width, stride in shapes:
         length = (length - width) // stride + 1
-    # A product, because `max` does not work for arrays, and jnp.maximum would turn an int into one.
+    # This is a product, because `max` does not work for arrays, and jnp.maximum would turn an int
+    # into one.
     return length * (length > 0)
 
 
@@ -164,7 +165,7 @@ def _instance_norm(x, scale, bias, epsilon, lengths):
         counts = jnp.maximum(lengths, 1)[:, None, None]
 
         def mean(values):
-            # Not a product with `filled`, because 0 * NaN in the padding would be NaN.
+            # This is no product with `filled`, because 0 * NaN in the padding would be NaN.
             return jnp.where(filled, values, 0).sum(axis=1, keepdims=True) / counts
 
     y = y - mean(y)
@@ -259,8 +260,8 @@ class CharacterWords(nn.Module):
     @nn.compact
     def __call__(self, characters: Int[ArrayLike, "B L C"]) -> Float[Array, "B L M"]:
         init = declared(nn.initializers.uniform(2.0), (None, None), decays=True)
-        # Shifted, because the initializer starts at 0, whereas the published code draws from -1 to
-        # 1.
+        # The table is shifted, because the initializer starts at 0, whereas the published code
+        # draws from -1 to 1.
         table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1
         x = jnp.take(table.astype(self.dtype), characters, axis=0)
         words = x.reshape(-1, *x.shape[2:])

@@ -51,7 +51,8 @@ class Rows:
             return self  # each hypothesis continues itself
 
         def chosen(x):
-            # Index within the hypotheses of each input, so that inputs may be on different devices.
+            # The index is one within the hypotheses of each input, so that inputs may be on
+            # different devices.
             x = x.reshape(batch, beams, *x.shape[1:])
             return jax.vmap(lambda rows, numbers: rows[numbers])(x, parents).reshape(
                 -1, *x.shape[2:]

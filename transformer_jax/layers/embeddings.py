@@ -224,8 +224,8 @@ class AdaptiveSoftmax:
             inside = (labels >= first) & (labels < first + tail.size)
             head_labels = jnp.where(inside, self._row(number), head_labels)
             tail_labels = jnp.where(inside, labels - first, 0)
-            # Computed at all positions, because shapes are static. Those of other clusters compute
-            # label 0, which `where` discards together with its gradient.
+            # Tails are computed at all positions, because shapes are static. Positions of other
+            # clusters compute label 0, which `where` discards together with its gradient.
             log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), tail_labels)
             within_tails += jnp.where(inside, log_probs, 0.0)
             first += tail.size
@@ -402,7 +402,7 @@ class RecurrentHead(nn.Module):
             backward = Unidirectional(cell, reverse=True, name=f"lstm_{layer}_backward")
             x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
         if self.pools:
-            # Zeros instead of -inf would win over negative features.
+            # Padding becomes -inf, because zeros would win over negative features.
             x = jnp.where(filled[..., None], x, -jnp.inf).max(axis=1)
             # The maximum over a row that consists only of padding would be -inf.
             x = jnp.where(filled.any(axis=1)[:, None], x, 0)
@@ -449,7 +449,8 @@ class Embed(nn.Module):
 
     def setup(self):
         def init(key, shape):
-            # Padded after the draw, so that the initial embeddings do not depend on `multiple`.
+            # The table is padded after the draw, so that the initial embeddings do not depend on
+            # `multiple`.
             return jnp.pad(self.init(key, shape), ((0, -shape[0] % self.multiple), (0, 0)))
 
         init = declared(init, self.axes, decays=True)

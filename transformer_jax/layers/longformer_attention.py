@@ -57,8 +57,8 @@ class LongformerAttention(Attention):
                 query_segments=None if segments is None else jnp.asarray(segments)[rows, indices],
                 key_segments=mask.key_segments,
             )
-            # Another draw, because queries are numbered from 0 here as well, so that the same seeds
-            # would drop the same weights.
+            # This is another draw, because queries are numbered from 0 here as well, so that the
+            # same seeds would drop the same weights.
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
             q = project("global_query", x[rows, indices])
             global_outputs = self._global_outputs(q, x, whole_row, dropout)

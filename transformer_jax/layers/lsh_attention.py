@@ -104,8 +104,8 @@ class LSHAttention(Attention):
                 step, start = step * factor, start + factor // 2
             return buckets.astype(jnp.uint16)
 
-        # One round at a time, because the rotated queries (B, H, L, N) are far larger than the
-        # buckets.
+        # The rounds are mapped one at a time, because the rotated queries (B, H, L, N) are far
+        # larger than the buckets.
         by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))
         return jnp.moveaxis(by_round, 0, 2)
 
@@ -123,7 +123,7 @@ class LSHAttention(Attention):
         buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
         # The segment is the leading digit, so that sorting keeps the texts of a packed row apart.
         groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
-        # Stable, so that the tokens of a bucket stay in the order of the row.
+        # The sort is stable, so that the tokens of a bucket stay in the order of the row.
         order = jnp.argsort(groups, axis=-1, stable=True)
         inverse = jnp.argsort(order, axis=-1)
 

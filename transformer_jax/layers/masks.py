@@ -177,7 +177,7 @@ class Mask:
                 is_multiple = distance % self.dilation == 0
                 distance = distance // self.dilation
             near = distance < self.window
-            # Otherwise the causal mask hides all later keys already.
+            # A plain causal mask hides all later keys already.
             if not self.causal or self.prefix is not None:
                 near = near & (distance > -self.window)
             # Global keys are added here, because they are exempt from the window and its gaps, but
@@ -209,8 +209,8 @@ def bounds(
     changes = ids[:, 1:] != ids[:, :-1]
     is_first = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
     is_last = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
-    # Cumulative extremes instead of a loop over texts, whose number is unknown while the function
-    # is traced.
+    # Cumulative extremes replace a loop over texts, because the number of texts is unknown while
+    # the function is traced.
     first = jax.lax.cummax(jnp.where(is_first, positions, 0), axis=1)
     last = jax.lax.cummin(jnp.where(is_last, positions, ids.shape[1]), axis=1, reverse=True)
     return first, last
@@ -317,7 +317,8 @@ def attention_weights(
         scores = scores + bias
     visible = mask.dense(queries, k.shape[1])
     if visible is not None:
-        # The lowest finite number instead of -inf: the softmax over a row of -inf would be NaN.
+        # Hidden scores are the lowest finite number instead of -inf, because the softmax over a row
+        # of -inf would be NaN.
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -355,7 +356,8 @@ def causal_blocks(
             dropout,
             bias=None if bias is None else bias[:, :, start:stop, :stop],
             scale=scale,
-            # Positions in the whole row, so that the dropout mask does not depend on the blocks.
+            # The numbers are positions in the whole row, so that the dropout mask does not depend
+            # on the blocks.
             query_numbers=jnp.arange(start, stop)[None],
         )
         for start, stop in zip(bounds, bounds[1:])
@@ -390,6 +392,7 @@ def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Qu
     names = ("query_segments", "query_ranks", "global_queries")
     fields = {name: split(getattr(mask, name)) for name in names}
     inputs = (split(query_numbers), split(q), split(bias, axis=2), fields)
-    # A loop rather than a vmap, because a vmap would compute the scores of all parts at once.
+    # This is a loop rather than a vmap, because a vmap would compute the scores of all parts at
+    # once.
     parts = jax.lax.map(on_part, inputs)
     return jnp.moveaxis(parts, 0, 1).reshape(batch, -1, *head)[:, :queries]

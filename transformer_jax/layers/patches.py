@@ -173,7 +173,7 @@ class PatchDecoder(nn.Module):
         mlp = partial(MLP, d_ff=4 * self.d_model, activation=gelu, **linear)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_position="pre")
         x = Stack((block,), self.num_layers, name="layers")(x, mask=Mask(), train=train)
-        # Without the class token, which has no pixels to predict.
+        # The class token is left out, because it has no pixels to predict.
         x = norm(name="norm")(x[:, 1:]).astype(jnp.float32)
         output = Linear(
             (self.d_model,),

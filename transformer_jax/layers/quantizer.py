@@ -71,8 +71,8 @@ class Quantizer(nn.Module):
             # Straight-through estimator. In this order of the sum the difference is exactly 0, so
             # that the vectors are exactly rows of the table.
             chosen = chosen + (soft - jax.lax.stop_gradient(soft))
-            # Without noise and temperature, as the diversity loss needs them (Baevski et al. 2020,
-            # section 3.2).
+            # The probabilities are without noise and temperature, because the diversity loss is
+            # defined on them (Baevski et al. 2020, section 3.2).
             probabilities = jax.nn.softmax(logits)
         vectors = jnp.einsum("bpgv,gvd->bpgd", chosen, table.reshape(*shape, part))
         return Quantized(vectors.reshape(*x.shape[:2], self.width), entries, probabilities)

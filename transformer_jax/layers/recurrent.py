@@ -72,7 +72,8 @@ def _forward(step, weights, shared, positions, state):
 def _backward(step, residuals, gradients):
     weights, shared, (inputs, masks), states, products = residuals
     d_outputs, d_last = gradients
-    # Transposed once, outside the loop, because XLA on CPU is faster with row-major matrices.
+    # The matrices are transposed once, outside the loop, because XLA on CPU is faster with
+    # row-major ones.
     transposed = {name: matrix.T for name, (matrix, _) in weights.items()}
 
     def one(carry, position):
@@ -136,7 +137,7 @@ def _with_value_forward(x, transposed, value):
 
 
 def _with_value_backward(transposed, gradient):
-    # Zeros, because the gradient of the matrix is computed after the loop, for all steps at once.
+    # The matrix gets zeros, because its gradient is computed after the loop, for all steps at once.
     return gradient @ transposed, jnp.zeros_like(transposed), gradient
 
 
@@ -328,7 +329,7 @@ class Unidirectional(nn.Module):
         *,
         train: bool = False,
     ) -> tuple[Float[Array, "B L F"], tuple]:
-        # Transposed before the projection, because the gates make the array larger.
+        # The inputs are transposed before the projection, because the gates make the array larger.
         x = jnp.moveaxis(x, 1, 0)
         restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
         masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
@@ -386,7 +387,7 @@ def recurrent_weights(
         init = declared(nn.initializers.zeros, ("mlp",))
         bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)
         bias = bias.astype(dtype)
-        # Zeros for the other gates, because their biases are in the input projection.
+        # The other gates get zeros, because their biases are in the input projection.
         others = (cell.gates - 1) * cell.width
         weights["recurrent"] = (weights["recurrent"][0], jnp.pad(bias, (others, 0)))
     return weights
@@ -471,7 +472,8 @@ class Stack(nn.Module):
                 before = None if states is None else states[layer]
                 one = Unidirectional(self.cell, all_states=self.all_states, name=name)
                 y, after = one(x, filled, before, begins)
-            # Not in the first layer, because its input may have another width than its output.
+            # The first layer has no residual connection, because its input may have another width
+            # than its output.
             x = x + y if self.residual and layer else y
             if layer + 1 < self.num_layers:
                 x = Dropout(self.dropout)(x, train=train)
@@ -544,9 +546,10 @@ def is_kept(
     # The query is mixed before it meets the key. Otherwise all pairs with the same XOR of both
     # would share a number.
     by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
-    # Multiplied, because the odd factor 2^32 / golden ratio spreads successive keys over all bits.
+    # The key is multiplied, because the odd factor 2^32 / golden ratio spreads successive keys over
+    # all bits.
     by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
-    # Compared as integers, so that all kernels and platforms drop the same weights.
+    # The numbers are compared as integers, so that all kernels and platforms drop the same weights.
     return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))
 
 

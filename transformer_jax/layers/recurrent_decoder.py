@@ -71,7 +71,8 @@ class Attend:
         if self.window != "all":
             lengths = visible.sum(axis=-1)
             if self.window == "monotonic":
-                # Beyond the end of the source, the window would be empty.
+                # The center is limited, because the window would be empty beyond the end of the
+                # source.
                 center = jnp.minimum(target_positions, lengths - 1.0)
             else:
                 hidden = jnp.tanh(product("place", query)).astype(jnp.float32)
@@ -80,7 +81,8 @@ class Attend:
             visible = visible & (jnp.abs(distance) <= self.radius)
             if self.window == "predicted":
                 factor = jnp.exp(-2 * (distance / self.radius) ** 2)
-        # The lowest finite number, because -inf for all positions, as for padding, would give NaN.
+        # Hidden scores are finite, because the softmax over a row of -inf, such as padding, would
+        # be NaN.
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
         # As in the paper, the weights are not normalized again after the Gaussian.
         weights = jax.nn.softmax(scores, axis=-1) * factor
@@ -184,8 +186,8 @@ class RecurrentAttention(nn.Module):
         if self.attend.score == "additive":
             vectors["energy"] = self.energy.astype(self.dtype)
         if self.attend.window == "predicted":
-            # Float32 like the predicted position, because bfloat16 cannot hold every position above
-            # 256.
+            # This vector stays float32 like the predicted position, because bfloat16 cannot hold
+            # every position above 256.
             vectors["place"] = self.place_energy
         return vectors
 
@@ -245,8 +247,8 @@ class RecurrentEncoder(nn.Module):
     ) -> tuple[Float[Array, "B S D"], tuple[Any, ...], Float[Array, "B S F"]]:
         first, last = bounds(segments)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), segments.shape)
-        # Reversed, so that the first words of source and target are close to each other (Sutskever
-        # et al. 2014, section 3.3).
+        # The order is reversed, so that the first words of source and target are close to each
+        # other (Sutskever et al. 2014, section 3.3).
         is_moved = self.reverse & (positions < last)
         order = jnp.where(is_moved, first + last - 1 - positions, positions)
         x = at(x, order) if self.reverse else x
@@ -261,8 +263,8 @@ class RecurrentEncoder(nn.Module):
         begins, ends = positions == first, positions == last
         x, layers = stack(x, segments > 0, begins=begins, ends=ends, train=train)
         if self.bidirectional:
-            # The state at the first word, because the backward direction has read the whole source
-            # there (Bahdanau et al. 2014, appendix A.2.2).
+            # The summary is at the first word, because the backward direction has read the whole
+            # source there (Bahdanau et al. 2014, appendix A.2.2).
             summary = at(layers[-1][1][0], first)
             layers = [
                 [jnp.concatenate([at(x, last), at(y, first)], axis=-1) for x, y in zip(*layer)]
@@ -310,8 +312,8 @@ class TransformerEncoder(nn.Module):
             dropout=self.dropout,
         )
         positions = jnp.arange(x.shape[1]) - bounds(segments)[0]
-        # Scaled as in Vaswani et al. 2017, section 3.4, so that the positions do not outweigh the
-        # words.
+        # The embeddings are scaled as in Vaswani et al. 2017, section 3.4, so that the positions do
+        # not outweigh the words.
         x = x * math.sqrt(d_model) + sinusoids(positions, d_model).astype(x.dtype)
         mask = Mask(query_segments=segments, key_segments=segments)
         x = Blocks((block,), self.num_layers, name="layers")(x, mask=mask, train=train)
@@ -500,7 +502,8 @@ class RecurrentLayers(nn.Module):
         text begins. `masks` are "begins" (B, T), "visible" (B, T, S), and "at" (B, T), the position
         of each token in its text.
         """
-        # Drawn in advance for all steps, because the backward pass of `recur` replays the steps.
+        # The masks are drawn in advance for all steps, because the backward pass of `recur` replays
+        # the steps.
         dropout_mask = None
         if train and self.dropout:
             shape = (len(self.step.cells) - 1, x.shape[1], len(x), self.d_model)

@@ -187,7 +187,8 @@ class _Layers:
             reverse=True,
             unroll=self._scanned,
         )
-        # None, because PRNG keys have no gradient and nothing of the context is learned.
+        # The last two gradients are None, because PRNG keys have none and nothing of the context is
+        # learned.
         return d_params, d_inputs, None, None
 
     @property
@@ -222,7 +223,7 @@ def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair,
     y, pull_back_mlp = jax.vjp(fed, params, y1)
     x2 = y2 - y
     d_mlp, d_input = pull_back_mlp(d_y2)
-    # Two terms, because y1 is an output of the block and the input of g.
+    # The gradient has two terms, because y1 is an output of the block and the input of g.
     d_y1 = d_y1 + d_input
     y, pull_back_attention = jax.vjp(lambda params, x: attended(params, x, buckets)[0], params, x2)
     x1 = y1 - y

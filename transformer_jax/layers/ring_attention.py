@@ -128,7 +128,7 @@ class _Ring:
     def balanced(self, x: jax.Array) -> jax.Array:
         """Moves tiles (N, ...) from chunks 2i and 2i+1 on device i to chunks i and 2s-1-i."""
         evens, odds = jnp.split(x, 2)
-        # Two calls, because a device sends one array in a ppermute, but has two chunks.
+        # There are two calls, because a device sends one array in a ppermute, but has two chunks.
         evens = jax.lax.ppermute(evens, self.axes, self._moves(0))
         odds = jax.lax.ppermute(odds, self.axes, self._moves(1))
         return self._exchanged(evens, odds)
@@ -268,8 +268,8 @@ def _backward(ring: _Ring, saved: tuple, dy) -> tuple:
     # equals the product of output and output gradient (Dao et al. 2022, appendix B.4), which this
     # device has already, whereas the sum would need a turn of its own.
     mean = jnp.sum(y.astype(jnp.float32) * dy, axis=-1)
-    # Float32, because the gradients are sums over all pairs of tiles, and bfloat16 would round each
-    # partial sum.
+    # The gradients are float32, because they are sums over all pairs of tiles, and bfloat16 would
+    # round each partial sum.
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
     queries = ((q, dy, mean, log_total), query_places)
     keys = ((k, v), key_places)

@@ -138,7 +138,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     def on_block(start):
         queries, query_segments = (_part(x, start, size) for x in by_query)
         keys = [_part(x, start, span) for x in by_key]
-        # Numbers in the original rows, so that the dropout mask does not depend on the blocks.
+        # The numbers are positions in the original rows, so that the dropout mask does not depend
+        # on the blocks.
         numbers = arrays.numbers(start - before + jnp.arange(span))
         is_global = None
         if arrays.global_keys is not None:
@@ -146,8 +147,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             keys = [jnp.concatenate(pair, axis=1) for pair in zip(keys, arrays.global_keys)]
             numbers = jnp.broadcast_to(numbers, (batch, span))
             numbers = jnp.concatenate([numbers, positions], axis=1)
-            # Marked as global, because they stand after the span, at distances that have no meaning
-            # for the window.
+            # Global keys are marked, because they stand after the span, at distances that have no
+            # meaning for the window.
             is_global = jnp.arange(numbers.shape[1])[None] >= span
         *keys_and_values, key_segments = keys
         block = mask.replace(
@@ -161,7 +162,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
         return dot_product(queries, *keys_and_values, block, dropout, **options)
 
     starts = size * jnp.arange(num_blocks)
-    # A loop rather than a vmap, because a vmap would compute the scores of all blocks at once.
+    # This is a loop rather than a vmap, because a vmap would compute the scores of all blocks at
+    # once.
     blocks = jax.lax.map(on_block, starts)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]

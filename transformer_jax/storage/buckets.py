@@ -64,7 +64,7 @@ def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     # The same folder means the same disk, where a rename is atomic. The dot hides the file from
     # wildcards, which would otherwise match it half-written.
     temporary = path.with_name(f".{path.stem}.half{path.suffix}")
-    # Deleted first, because a process that was killed may have left one.
+    # It is deleted first, because a process that was killed may have left one.
     _delete(temporary)
     try:
         yield temporary
@@ -214,7 +214,7 @@ class Path(epath.gpath.PosixGPath):
 
     def stamped(self) -> ts.KvStore.ReadResult:
         """Reads only the object's `state`, "missing" or "value", and its generation."""
-        # An empty range, because TensorStore has no request for the generation alone.
+        # The range is empty, because TensorStore has no request for the generation alone.
         return self._answer(lambda objects: objects.read(self._name, byte_range=slice(0, 0)))
 
     def exists(self) -> bool:
@@ -390,8 +390,8 @@ class Mirror:
             return
         self._temporary = tempfile.TemporaryDirectory(prefix="transformer_jax-")
         self.local = pathlib.Path(self._temporary.name)
-        # Sizes and modification times, by which unchanged files are not sent again, and generations
-        # of the fetched objects, by which a write notices that another run has written one.
+        # Sizes and modification times serve to send no unchanged file again. By the generations of
+        # the fetched objects, a write notices that another run has written one.
         self._sent: dict[str, tuple[int, int]] = {}
         self._generations: dict[str, bytes | None] = {}
         for name in fetched:
@@ -409,8 +409,8 @@ class Mirror:
         for file in sorted(self.local.rglob("*")):
             status = file.stat()
             name = file.relative_to(self.local).as_posix()
-            # Taken before the content is read, so that a line appended meanwhile is sent the next
-            # time.
+            # The version is taken before the content is read, so that a line appended meanwhile is
+            # sent the next time.
             version = status.st_size, status.st_mtime_ns
             if not file.is_file() or self._sent.get(name) == version:
                 continue

@@ -64,7 +64,7 @@ def as_os_errors(path: Any) -> Iterator[None]:
 #
 # Objects are read in blocks, because a file of records may be larger than the memory of a host.
 
-# Bytes per request: so many, because each request takes a round trip to the bucket.
+# Bytes per request. They are many, because each request takes a round trip to the bucket.
 READ_SIZE = 2**23
 
 
@@ -87,7 +87,7 @@ class Stream(io.RawIOBase):
         # The rest of the current block, as a view, so that reading a part of it copies only that
         # part.
         self._block = memoryview(b"")
-        # Always one request ahead, so that the network works while a block is used.
+        # There is always one request ahead, so that the network works while a block is used.
         self._next = source.read_part(start, start + self._size)
 
     def readable(self) -> bool:

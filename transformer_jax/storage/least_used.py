@@ -29,7 +29,7 @@ def limit(variable: str, default: float) -> float:
         gigabytes = float(text)
     except ValueError:
         gigabytes = -1
-    # Not `gigabytes < 0`, which would accept nan.
+    # The condition is not `gigabytes < 0`, because that would accept nan.
     if not gigabytes >= 0:
         raise UserError(f"{variable}={text}: must be a number of GB, or inf")
     return gigabytes * 1e9
