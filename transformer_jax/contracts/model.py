@@ -22,8 +22,8 @@ from transformer_jax.layers.parameters import compute_dtype
 # --------------------------------------------------------------------------------------------------
 # What a model reads.
 #
-# One tree instead of arguments: a task fills the fields that its rows have, and a family reads
-# those that it supports, so that a further field changes no signature.
+# The inputs are one tree instead of arguments, because a task fills the fields that its rows have,
+# and a family reads those that it supports. A further field then changes no signature.
 
 
 @flax.struct.dataclass
@@ -264,26 +264,31 @@ class RecurrentDecoding:
 
 
 # The capabilities that a family of models can declare in `can`. Programs ask for a capability
-# rather than for the name of a family, so that they serve new families unchanged: token_types:
-# `hidden` reads token types. Their number is the key `num_token_types`. pool: `pooled(hidden)`
-# returns one vector per row (B, M). fill: the logits at a position predict its own token, which is
-# masked in the input. next_sentence: `next_logits(hidden)` returns the logits of next-sentence
-# prediction (B, 2). detect: `detected(hidden)` returns the logits that each token was replaced (B,
-# L). A generator, which is a part of the model, replaces them: see families/electra.py. global:
-# `hidden` reads the positions of tokens with global attention, `global_positions` (B, N); -1 is an
-# unused entry. They attend to the whole row, and all tokens attend to them. static: `vectors()`
-# returns the vectors of the vocabulary (V, M). The embedding of a token, layer 0, is its vector and
-# does not depend on other tokens. codes: `autoencoded(images)` reconstructs images, `codes(images)`
-# returns the image token of each patch (B, N), and `images_of(codes)` decodes image tokens to
-# images uint8. contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the
-# residues of proteins, from corrected attention maps (B, P, P, layers * heads). cooccur:
-# `log_counts(first, second)` returns the logarithms of the co-occurrence counts of pairs of words
-# (B, N). write: `encode`, `begin` and `step` generate text by appended masks, as in `UnifiedLM`.
-# attend: all layers have attention weights, in the stacks "encoder" and "decoder". cache: `cached`
-# reads tokens into a KV cache. carry: `initial_carry` and `advance` read tokens into a state, as in
-# `Recurrent`. both_ways: `initial_carry` and `advance` read two texts, one of them backward: see
-# families/elmo.py. permute: `permuted` predicts tokens in a permuted order, with a carry if the key
-# `memory_length` is not 0: see families/xlnet.py.
+# rather than for the name of a family, so that they serve new families unchanged.
+#   token_types: `hidden` reads token types. Their number is the key `num_token_types`.
+#   pool: `pooled(hidden)` returns one vector per row (B, M).
+#   fill: the logits at a position predict its own token, which is masked in the input.
+#   next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
+#   detect: `detected(hidden)` returns the logits that each token was replaced (B, L). A generator,
+#     which is a part of the model, replaces them: see families/electra.py.
+#   global: `hidden` reads the positions of tokens with global attention, `global_positions` (B, N);
+#     -1 is an unused entry. They attend to the whole row, and all tokens attend to them.
+#   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token,
+#     layer 0, is its vector and does not depend on other tokens.
+#   codes: `autoencoded(images)` reconstructs images, `codes(images)` returns the image token of
+#     each patch (B, N), and `images_of(codes)` decodes image tokens to images uint8.
+#   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
+#     proteins, from corrected attention maps (B, P, P, layers * heads).
+#   cooccur: `log_counts(first, second)` returns the logarithms of the co-occurrence counts of pairs
+#     of words (B, N).
+#   write: `encode`, `begin` and `step` generate text by appended masks, as in `UnifiedLM`.
+#   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
+#   cache: `cached` reads tokens into a KV cache.
+#   carry: `initial_carry` and `advance` read tokens into a state, as in `Recurrent`.
+#   both_ways: `initial_carry` and `advance` read two texts, one of them backward: see
+#     families/elmo.py.
+#   permute: `permuted` predicts tokens in a permuted order, with a carry if the key
+#     `memory_length` is not 0: see families/xlnet.py.
 #
 # METHODS lists the methods that a family with a capability must define.
 METHODS = {

@@ -238,7 +238,7 @@ class Objective(abc.ABC):
 # On-policy learning: the model learns from rollouts that it generates within the training step.
 #
 # This is done within the step, so that the rollouts come from the current parameters, which need
-# not be copied to another program or mesh.
+# not leave their mesh.
 
 
 class OnPolicy:

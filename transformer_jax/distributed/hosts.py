@@ -153,8 +153,8 @@ def _call_roll(coordinator: str, count: int, patience: int) -> None:
                 )
                 break
             connection.settimeout(5)
-            # Port scanners and other programs may connect, too. Their lines do not parse, and are
-            # ignored.
+            # Other programs may connect, too, such as port scanners. Errors are suppressed, because
+            # what they send does not parse.
             with contextlib.suppress(OSError, ValueError):
                 line = open_connections.enter_context(connection).makefile().readline()
                 index, its_count = map(int, line.split())

@@ -36,8 +36,8 @@ RULES = {
     "layers": (),
     # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
-    # The rows of the output table. Split, because the logits of a large vocabulary are the largest
-    # array of a step.
+    # The rows of the output table. They are split, because the logits of a large vocabulary are the
+    # largest array of a step.
     "vocab": ("tensor",),
     # Heads and d_ff are the output axes of the first matrices of attention and of an MLP, and the
     # input axes of the last, so that each needs a single sum over tensor.

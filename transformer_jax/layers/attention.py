@@ -188,7 +188,7 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     shape = (q.shape[1], k.shape[1])
-    # Layers without a window pass one that exceeds any length, for which `pallas` needs no mask.
+    # Layers without a window pass one that exceeds any length, so the kernel needs no window then.
     if window is not None and window < max(shape):
         visible = pallas.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     elif causal:

@@ -20,7 +20,8 @@ from jaxtyping import Array, Float
 from transformer_jax import config as configs
 from transformer_jax.layers.parameters import Declared, Traits
 
-# As siblings, not children, they leave the matrix under the name that it has without adapters.
+# Both are siblings of their matrix rather than its children, so that the matrix keeps the name that
+# it has without adapters.
 A, B = "_lora_A", "_lora_B"
 Tree = dict
 
