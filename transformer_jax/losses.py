@@ -115,9 +115,10 @@ def _forward(inputs, label_smoothing):
     weights_are_perturbed = inputs.weights.perturbed
     inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=is_primal)
     result = in_chunks(inputs, label_smoothing, gradients=True)
-    # The weights' gradient needs the terms of each position.
+    # The gradient of the weights needs the terms of each position, which are otherwise not kept.
     terms = result.by_position if weights_are_perturbed else None
-    # The inputs are kept only for the second pass, which the gradient of `nll` may need.
+    # The inputs are kept only with label smoothing, because the gradient of `nll` then needs a
+    # second pass.
     residuals = (result._replace(by_position=terms), inputs if label_smoothing else None)
     return (result.sums, result.by_position[2]), residuals
 
@@ -195,7 +196,6 @@ def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False
         x = jnp.pad(x, padding).reshape(batch, chunks, size, *x.shape[2:])
         return jnp.moveaxis(x, 1, 0)
 
-    # (chunks, B, size, ...) -> (B, L, ...)
     def join(x):
         x = jnp.moveaxis(x, 0, 1).reshape(batch, chunks * size, *x.shape[3:])
         return x[:, :length]
@@ -219,10 +219,13 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     All devices compute as many chunks as the device with the most selected positions fills.
     """
     shape = inputs.labels.shape
+    # There are as many parts as divide the batch, because a small one may have fewer rows than the
+    # mesh has parts.
     parts = math.gcd(sharding.parts("batch"), shape[0])
     output = (inputs.table, inputs.bias)
 
-    # (B, L, ...) -> (parts, N, ...). Each device has one part.
+    # (B, L, ...) -> (parts, N, ...). Each device sorts and computes its own part, so that no hidden
+    # state has to move to another device.
     def split(x):
         x = x.reshape(parts, -1, *x.shape[2:])
         return sharding.constrain(x, "batch", *[None] * (x.ndim - 1))
@@ -267,8 +270,10 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
     logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
+    # Labels are compared rather than used to gather logits, because the vocabulary may be split
+    # over devices, and each can compare its own part.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
-    log_z = jax.nn.logsumexp(logits, axis=-1)  # (B, L)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
     nll = log_z - label_logits
     spread, mean = _spread_mass(logits, bias, smoothing)
@@ -278,7 +283,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
         return _Result(sums, None, None, terms)
-    target = (1 - smoothing) * is_label + spread  # (B, L, V)
+    target = (1 - smoothing) * is_label + spread
     d_logits = (jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]
     d_logits = d_logits.astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
@@ -294,6 +299,7 @@ def _spread_mass(logits, bias, smoothing):
     """
     if not smoothing or bias is None:
         return smoothing / logits.shape[-1], logits.mean(axis=-1) if smoothing else None
+    # Padding rows get no mass, because their logits near NO_TOKEN would dominate the mean.
     is_token = bias > NO_TOKEN / 2
     count = is_token.sum()
     mean = jnp.where(is_token, logits, 0).sum(axis=-1) / count

@@ -21,6 +21,9 @@ from transformer_jax.layers.parameters import compute_dtype
 
 # --------------------------------------------------------------------------------------------------
 # What a model reads.
+#
+# The inputs are one tree instead of arguments, because a task fills the fields that its rows have,
+# and a family reads those that it supports. A further field then changes no signature.
 
 
 @flax.struct.dataclass
@@ -182,7 +185,8 @@ class SequenceDecoding:
     ) -> tuple[Float[Array, "N K V"], Ring]:
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
         state = state.opened()
-        # An input that is finished may have no next position.
+        # An input that is finished may have no next position, and a position out of range would
+        # give NaN.
         positions = jnp.minimum(state.positions, self.window - 1)[:, None]
         logits, new = self._cached(
             params,
@@ -237,6 +241,7 @@ class RecurrentDecoding:
     ) -> tuple[Float[Array, "N V"], SourceRows]:
         """Reads the first target tokens, as in `SequenceDecoding.begin`."""
         source, state = self.apply({"params": params}, encoder_output, segments, method="begun")
+        # Each row holds one source here, so that its state is the same at all positions.
         first = jax.tree.map(lambda x: x[:, 0], state)
         source = source | {"segments": segments}
         rows = SourceRows(cache=first, lengths=jnp.zeros_like(prompts), source=source)
@@ -258,7 +263,8 @@ class RecurrentDecoding:
 # and calls the methods below. All models have the keys `vocab_size` and `d_model`.
 
 
-# The capabilities that a family of models can declare in `can`:
+# The capabilities that a family of models can declare in `can`. Programs ask for a capability
+# rather than for the name of a family, so that they serve new families unchanged.
 #   token_types: `hidden` reads token types. Their number is the key `num_token_types`.
 #   pool: `pooled(hidden)` returns one vector per row (B, M).
 #   fill: the logits at a position predict its own token, which is masked in the input.
@@ -309,8 +315,8 @@ METHODS = {
 }
 
 
-_UNLIMITED = 2**30  # positions
-# The kinds of attention of a model whose layers all have attention weights.
+# A number of positions beyond any length, to which one can still add a length within int32.
+_UNLIMITED = 2**30
 _ATTENTIONS = {
     "encoder": ("encoder",),
     "causal": ("decoder",),
@@ -356,8 +362,9 @@ class Model(nn.Module, abc.ABC):
     def check(self) -> None:
         """Raises UserError for a wrong value of the family's own keys."""
 
-    # Warm starts from a run of another shape or family, by `config.init_from`. By default, tensors
-    # keep their names and shapes.
+    # Warm starts, by `config.init_from`. By default, tensors keep their names and shapes. A family
+    # overrides these methods because an earlier run of another family or shape may lack a tensor,
+    # or have, for instance, a shorter position table.
 
     @classmethod
     def origin(cls, name: str) -> str:
@@ -384,8 +391,6 @@ class Model(nn.Module, abc.ABC):
         None if the tensor cannot change its shape.
         """
         return None
-
-    # Inputs and outputs.
 
     @property
     def num_states(self) -> int:
@@ -617,6 +622,8 @@ def check_class(cls: type, file: str) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Encoder-decoders whose layers all have attention, with a KV cache in decoding.
+#
+# The masks are made here, so that training and decoding hide the same tokens in every family.
 
 
 class CachedSequenceToSequence(SequenceToSequence):
@@ -690,6 +697,8 @@ class CachedSequenceToSequence(SequenceToSequence):
         slot: Int[ArrayLike, ""],
         ancestors: Int[ArrayLike, "N K P"] | None = None,
     ) -> Float[Array, "N K M"]:
+        # The slots of a beam search form a ring, whose order is not that of the tokens. The
+        # ancestors alone tell what a token may see.
         mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
         cross_mask = Mask(key_segments=segments)
         return self.decoded(
@@ -721,6 +730,9 @@ class CachedSequenceToSequence(SequenceToSequence):
 
 # --------------------------------------------------------------------------------------------------
 # The two kinds of decoding state of causal models: a KV cache, or a recurrent state.
+#
+# They are separate contracts, because a KV cache grows with the text and needs a number of slots,
+# whereas a recurrent state has a fixed size.
 
 
 class Cached(Causal):
@@ -796,6 +808,8 @@ class Recurrent(Causal):
 
 # --------------------------------------------------------------------------------------------------
 # Encoders that generate text: a mask after the text is filled, then the next (Dong et al. 2019).
+#
+# A mask asks for the next token, because an encoder predicts only tokens that it does not see.
 
 # The token types of the first and the second text of a row, by objective, as in the published code.
 TOKEN_TYPES = {
@@ -875,7 +889,8 @@ class UnifiedLM(Encoder):
         # A token is written over the mask that predicted it, because the tokens that follow must
         # attend to the token and not to the mask.
         positions = state.lengths.reshape(-1, 1) + jnp.arange(2)
-        # An input that is finished may have no next slot.
+        # An input that is finished may have no next slot, but stays in the batch until the others
+        # are finished.
         positions = jnp.minimum(positions, state.slots - 1)
         logits, new = self._written(params, cache, read, positions, state.slots, method="_append")
         state = state.replace(cache=state.cache | new, lengths=state.lengths + 1)
@@ -897,7 +912,8 @@ class UnifiedLM(Encoder):
         """Reads embedded sources, each with a mask after it. Returns the masks' hidden states."""
         rows, positions = jnp.arange(len(encoder_output)), jnp.arange(encoder_output.shape[1] + 1)
         x = jnp.pad(encoder_output, ((0, 0), (0, 1), (0, 0)))
-        # The mask follows the last token of its own source, not the padding.
+        # The mask follows the last token of its own source and replaces padding there, because
+        # target tokens must be next to the source whatever the padded length.
         x = x.at[rows, lengths].set(self._embedded_target(masks, lengths[:, None])[:, 0])
         slots = jnp.broadcast_to(positions, (len(rows), len(positions)))
         mask = Mask(causal=True, prefix=lengths, query_slots=slots)
@@ -918,6 +934,7 @@ class UnifiedLM(Encoder):
         _, second = token_types("sequence_to_sequence", self.num_token_types)
         inputs = Inputs(
             tokens,
+            # A finished hypothesis may be beyond the last position, whose embedding would be NaN.
             positions=jnp.minimum(positions, self.max_length - 1),
             token_types=jnp.full_like(tokens, second),
         )
@@ -926,6 +943,8 @@ class UnifiedLM(Encoder):
 
 # --------------------------------------------------------------------------------------------------
 # Encoders of images and of audio, whose inputs are not tokens and which have no vocabulary.
+#
+# They are encoders, so that whatever uses hidden states, such as a classifier, serves them as well.
 
 
 class SignalEncoder(Encoder):

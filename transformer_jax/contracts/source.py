@@ -59,6 +59,7 @@ class Source(abc.ABC):
             "keys": own_keys,
             "content": fingerprint,
         }
+        # Version 1 adds nothing, so that caches written before there were versions stay valid.
         if self.version > 1:
             key["version"] = self.version
         return store.build_records(

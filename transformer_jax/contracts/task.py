@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError
 from transformer_jax.losses import Metrics
 
-Params = Any  # a tree of arrays
+Params = Any
 Batch = dict[str, jax.Array]
-Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
+Evaluation = Callable[[Params], dict[str, float]]
 
 
 class EvaluationProgram(NamedTuple):
@@ -236,6 +236,9 @@ class Objective(abc.ABC):
 
 # --------------------------------------------------------------------------------------------------
 # On-policy learning: the model learns from rollouts that it generates within the training step.
+#
+# This is done within the step, so that the rollouts come from the current parameters, which need
+# not leave their mesh.
 
 
 class OnPolicy:
@@ -273,6 +276,9 @@ class OnPolicy:
 
 # --------------------------------------------------------------------------------------------------
 # Warm starts: the earlier runs from which the parameters are initialized.
+#
+# A task declares them and does not load them, because the keys of its config depend on those runs
+# before any parameters exist.
 
 
 class Pretrained:

@@ -22,6 +22,9 @@ from transformer_jax.pictures import progress
 
 # --------------------------------------------------------------------------------------------------
 # How the processes of a run find each other: by flags, or from a Slurm step or a Cloud TPU slice.
+#
+# JAX's own detection is used only where there surely are several processes, because it would wait
+# for others that do not exist.
 
 
 def arguments(
@@ -43,6 +46,8 @@ def arguments(
             coordinator_address=coordinator,
             num_processes=num_processes,
             process_id=process_id,
+            # Detection is switched off, because JAX would otherwise mix the flags with what it
+            # finds in the environment, such as a Slurm job.
             cluster_detection_method="deactivate",
         )
     # The shell of an allocation (salloc) is a step of one task, too, but its SLURM_NTASKS is that
@@ -86,6 +91,8 @@ def _check_flags(flags: dict) -> None:
 
 
 def _has_tpu() -> bool:
+    # There are two patterns, because hosts of the generations v5e and v6e have no /dev/accel
+    # devices.
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
@@ -105,13 +112,18 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
     host, _, port = coordinator.rpartition(":")
     end = time.monotonic() + patience
     while time.monotonic() < end:
+        # Errors are suppressed, because process 0 may start later and the connection is refused
+        # until then.
         with (
             contextlib.suppress(OSError),
             socket.create_connection((host, int(port)), timeout=5) as connection,
         ):
             connection.sendall(f"{index} {count}\n".encode())
+            # This is longer than process 0 waits, so that its line about missing processes arrives
+            # here first.
             connection.settimeout(patience + 5)
-            # An empty line means that all processes are there; any other line is an error.
+            # Without any line, the connection was closed and is tried again. An empty line means
+            # that all processes are there; any other line is an error.
             answer = connection.makefile().readline()
             if answer:
                 if answer.strip():
@@ -125,10 +137,11 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
 
 def _call_roll(coordinator: str, count: int, patience: int) -> None:
     end = time.monotonic() + patience
-    connections: dict[int, socket.socket] = {}  # by process number
+    connections: dict[int, socket.socket] = {}
     error = ""
     with _listening(coordinator) as server, contextlib.ExitStack() as open_connections:
         while len(connections) < count - 1 and not error:
+            # A time-out of 0 would mean a socket that does not block and raises another error.
             server.settimeout(max(end - time.monotonic(), 0.01))
             try:
                 connection, (address, *_) = server.accept()
@@ -140,7 +153,8 @@ def _call_roll(coordinator: str, count: int, patience: int) -> None:
                 )
                 break
             connection.settimeout(5)
-            # Other programs may connect to the port, too. They are ignored.
+            # Other programs may connect, too, such as port scanners. Errors are suppressed, because
+            # what they send does not parse.
             with contextlib.suppress(OSError, ValueError):
                 line = open_connections.enter_context(connection).makefile().readline()
                 index, its_count = map(int, line.split())
@@ -178,8 +192,11 @@ def _listening(coordinator: str) -> socket.socket:
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 RESUME = "This process ends, too; the same command continues the run"
 
-_parent: int | None = None  # the parent's process id, in the child
-_pipe: int | None = None  # a pipe to the parent, in the child
+# Both are set in the child only: the parent's process id, by which the child notices its death, and
+# a pipe for what the parent needs to know about an abort, because the child itself cannot tell it
+# then.
+_parent: int | None = None
+_pipe: int | None = None
 
 
 def supervise() -> None:
@@ -192,6 +209,8 @@ def supervise() -> None:
     global _parent, _pipe
     parent = os.getpid()
     read, write = os.pipe()
+    # The signals are blocked before the fork, so that none gets lost before the parent waits for
+    # them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if not child:
@@ -199,6 +218,7 @@ def supervise() -> None:
         _parent = parent
         _pipe = write
         return
+    # While the parent has this end open itself, reading from an empty pipe would never return.
     os.close(write)
     status = _wait_for(child)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -208,6 +228,7 @@ def supervise() -> None:
         code = 1
     if code < 0:
         # End by the same signal as the child, so that a shell or a scheduler sees the same status.
+        # The handlers of SIGKILL and SIGSTOP cannot be reset.
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(parent, -code)
@@ -219,6 +240,7 @@ def _wait_for(child: int) -> int:
     while True:
         received = signal.sigwaitinfo(_SIGNALS)
         if received.si_signo == signal.SIGCHLD:
+            # The signal also means that the child was stopped or continued, so this must not block.
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return status
@@ -279,9 +301,11 @@ class StopPoint:
         self._client = client
         self._index = index
         self._count = count
-        self._lock = threading.Lock()  # held from `_send` until the processes have agreed
-        self._passed = 0  # number of points passed
-        self._last: int | None = None  # the number of the point at which all stop
+        # The lock is held from `_send` until the processes have agreed, because the number of
+        # points that a process has published must stay true.
+        self._lock = threading.Lock()
+        self._passed = 0
+        self._last: int | None = None
         self._has_sent = False
         self._call: Callable[[int], None] | None = None
 
@@ -334,8 +358,12 @@ class StopPoint:
         self._client.key_value_set(f"stopping/{self._index}", answer, allow_overwrite=True)
 
 
-SILENCE = 20  # seconds without a heartbeat after which a process counts as dead
-LOOK = 1.0  # seconds between two looks at the other processes
+# Seconds without a heartbeat after which a process counts as dead. JAX's default is 100, during
+# which the other processes would wait in a collective.
+SILENCE = 20
+# Seconds between two looks at the other processes. Each look is a request to process 0, whose store
+# all processes share.
+LOOK = 1.0
 # Milliseconds, the longest time-out of the key-value store. There is no other time limit, because
 # process 0 may build data for hours; if it dies, the watching thread ends the others.
 _FOREVER = 2**31 - 1
@@ -361,7 +389,9 @@ _leaving = threading.Event()
 # Numbers that make the keys of agreements unique. They match across processes, because all of them
 # reach the same agreements in the same order.
 _numbers = itertools.count()
-_signatures = set()  # of the programs that all processes have compiled for `run`
+# Signatures of the programs that all processes have compiled, so that `run` waits for the others
+# only before the first call of each.
+_signatures = set()
 
 
 def connect(arguments: dict, patience: int = 300) -> None:
@@ -379,11 +409,15 @@ def connect(arguments: dict, patience: int = 300) -> None:
         )
     if arguments.get("cluster_detection_method") == "slurm":
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(_slurm_port()))
+    # jax is imported here, because `supervise` must fork before jax starts its threads. The module
+    # is a private one, because the key-value store has no public name yet.
     import jax
-    from jax._src import distributed  # the key-value store has no public name yet
+    from jax._src import distributed
 
+    # Without it, the CPU backend has no collectives between processes.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's preemption service handles SIGTERM but not Ctrl-C; `StopPoint` handles both.
+    # JAX's preemption service is not used, because it handles SIGTERM but not Ctrl-C; `StopPoint`
+    # handles both.
     jax.config.update("jax_enable_preemption_service", False)
     # With this option the runtime only reports that a process has died. Without it, the runtime
     # aborts the others.
@@ -410,7 +444,7 @@ def connect(arguments: dict, patience: int = 300) -> None:
     _process.stop_point = StopPoint(client, _process.index, _process.count)
     own_name = _process.names[_process.index]
     progress.say(f"process {_process.index} of {_process.count}, on {own_name}")
-    # Only process 0 shows progress.
+    # The other processes would show the same lines.
     progress.console.quiet = _process.index > 0
     threading.Thread(target=_watch, daemon=True).start()
 
@@ -558,6 +592,7 @@ def leave() -> None:
     import jax
 
     _leaving.set()
+    # The work is done, so that the death of another process at this moment is no error any more.
     with contextlib.suppress(RuntimeError):
         _process.stop_point.leave()
         _process.client.wait_at_barrier("leave", 3000 * SILENCE)
@@ -579,6 +614,8 @@ def _watch() -> None:
                 int(key.rpartition("/")[2]): json.loads(value)
                 for key, value in client.key_value_dir_get("failed/")
             }
+            # The own failure is left out, because it ends this process already, with its own exit
+            # code.
             failures.pop(_process.index, None)
             _process.stop_point.look()
             alive = client.get_live_nodes(everyone)
@@ -599,6 +636,7 @@ def _watch() -> None:
 
 
 def _give_up(line: str, code: int) -> None:
+    # Processes that leave at the end of a run look dead, too, so this is no error then.
     if not _leaving.is_set():
         message = f"process {_process.index}: {line}. {RESUME}"
         print(message, file=sys.stderr, flush=True)

@@ -22,29 +22,35 @@ from transformer_jax.config import UserError
 AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
-    # The rows of a batch. Devices along fsdp hold different parts of the parameters, and compute
-    # different rows with them, as in fully sharded data parallelism.
+    # The rows of a batch. They are split over fsdp as well, because devices along it hold different
+    # parts of the parameters, but should not all compute the same rows.
     "batch": ("data", "fsdp"),
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
     "lookup": ("data",),
-    # The positions of a row, which ring attention exchanges.
+    # The positions of a row. They can be split, because attention alone needs those of other
+    # devices, and ring attention exchanges them.
     "length": ("sequence",),
-    # The stacked axis of nn.scan, of which each iteration reads one layer.
+    # The stacked axis of nn.scan is not split, because an iteration reads one layer, which would
+    # then be on some of the devices only.
     "layers": (),
     # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
+    # The rows of the output table. They are split, because the logits of a large vocabulary are the
+    # largest array of a step.
     "vocab": ("tensor",),
     # Heads and d_ff are the output axes of the first matrices of attention and of an MLP, and the
     # input axes of the last, so that each needs a single sum over tensor.
     "heads": ("tensor",),
-    # d_ff.
     "mlp": ("tensor",),
+    # A split dimension would need a sum over devices for each score.
     "head_dim": (),
-    # Vectors, which are too small to split.
+    # Vectors are not split, because they are so small that this would save hardly any memory.
     "norm": (),
 }
 
+# These are context variables, so that layers need no argument for the mesh, and threads may use
+# different ones.
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
 _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
@@ -64,7 +70,8 @@ def make_mesh(config, devices=None) -> Mesh:
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    # Linen's sharding constraints fail with Explicit axes, which are the default of make_mesh.
+    # The axes are Auto, because Linen's sharding constraints fail with Explicit axes, which are the
+    # default of make_mesh.
     return jax.make_mesh(
         sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
     )
@@ -238,6 +245,8 @@ def on_each_device(f, arguments: tuple, axes: tuple, result):
     def specs(tree):
         return jax.tree.map(lambda names: spec(names, table), tree, is_leaf=_is_axes)
 
+    # The outputs of Pallas kernels do not declare over which mesh axes they vary, so JAX could not
+    # check it (check_vma).
     return jax.shard_map(
         f, mesh=mesh, in_specs=specs(axes), out_specs=specs(result), check_vma=False
     )(*arguments)
@@ -254,6 +263,7 @@ def gather_after(params, x):
     iterations use them or before the first of several layers, so that they need as much memory on
     each device as if they were not sharded.
     """
+    # A barrier is used only if parameters are split, because XLA does not optimize across it.
     return jax.lax.optimization_barrier((params, x)) if parts("embed") > 1 else (params, x)
 
 
@@ -269,7 +279,7 @@ def platform() -> str:
 
 def is_ampere() -> bool:
     """Returns whether `device` is an NVIDIA GPU of the Ampere architecture or a later one."""
-    # NVIDIA's is a number such as 8.0; the capability of an AMD GPU is a name such as gfx942.
+    # The text may be no number, because the capability of an AMD GPU is a name such as gfx942.
     major = getattr(device(), "compute_capability", "").partition(".")[0]
     return major.isdecimal() and int(major) >= 8
 
@@ -363,5 +373,7 @@ def gathered(tree):
 
 
 def _one_device(current: jax.sharding.Sharding | None) -> Mesh:
+    # The set has no order, and the mesh must be the same each time, or functions would be compiled
+    # again.
     device = min(current.device_set, key=lambda x: x.id) if current else jax.local_devices()[0]
     return make_mesh(dict.fromkeys(AXES, 1), [device])

@@ -21,10 +21,9 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 
 COLLECTION = "activations"
-# The key in COLLECTION under which the output of a module is stored.
+# A module can have named arrays beside its output, so the output needs a key of its own.
 _OUTPUT = "output"
 
-# An array, or a function (activation, layer) -> activation.
 Replacement = jax.typing.ArrayLike | Callable[[Any, jax.Array | None], Any]
 
 
@@ -36,6 +35,8 @@ class _Layer(NamedTuple):
     repeats: int
 
 
+# These are context variables, because no argument must run through all models, and because a
+# request of one thread must not affect models in another.
 _current: contextvars.ContextVar = contextvars.ContextVar("activations", default=None)
 _layer: contextvars.ContextVar = contextvars.ContextVar("layer", default=None)
 
@@ -49,14 +50,15 @@ class _Request:
     computed: set[str] = dataclasses.field(default_factory=set)
 
     def wants(self, name: str) -> bool:
-        # Known even if it is not wanted, so that error messages and `names` list it.
+        # The name is recorded even if it is not wanted, so that error messages and `names` list it.
         self.computed.add(name)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*self.read, *self.replace))
 
     def apply(self, module: nn.Module, key: str, name: str, x):
         """Replaces an activation, then stores it in the module's collection."""
         self.computed.add(name)
-        # Replaced before it is stored, so that `capture` returns what later modules read.
+        # An activation is replaced before it is stored, so that `capture` returns what later
+        # modules read.
         for pattern, replacement in self.replace.items():
             if fnmatch.fnmatchcase(name, pattern):
                 x = _replaced(name, replacement, x)
@@ -80,6 +82,8 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         new = replacement(x, None if layer is None else layer.number)
     else:
         new = jnp.asarray(replacement)
+        # Within a scan the number of the layer is traced, so an array for all layers is indexed at
+        # run time.
         if layer is not None and new.ndim > x.ndim and len(new) == layer.repeats:
             new = new[layer.repeat]
     if not isinstance(x, jax.Array):
@@ -88,6 +92,7 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         raise UserError(
             f"the replacement of {name} has the shape {jnp.shape(new)}: must broadcast to {x.shape}"
         )
+    # The dtype is kept, because a float32 array would otherwise change that of all later layers.
     return jnp.broadcast_to(new, x.shape).astype(x.dtype)
 
 
@@ -122,7 +127,8 @@ def capture(
     request = _Request(names, replace or {})
     with _use(request):
         _, collections = model.apply({"params": params}, *inputs, **options, mutable=[COLLECTION])
-    # Which activations exist is known only after the model has been traced.
+    # The names are checked last, because which activations exist is known only after the model has
+    # been traced.
     request.check()
     activations = {}
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -131,6 +137,7 @@ def capture(
     for path, values in leaves:
         path = [key.key for key in path]
         name = "/".join(path[:-1] if path[-1] == _OUTPUT else path)
+        # The values are a tuple, because `sow` appends one for each call of the module.
         activations[name] = values[0] if len(values) == 1 else values
     return activations
 

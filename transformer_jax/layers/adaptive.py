@@ -95,6 +95,8 @@ class AdaptiveEmbed(nn.Module):
         options = dict(init=init, dtype=self.dtype, multiple=self.multiple)
         shapes = zip(self.clusters.sizes, self.clusters.widths)
         self.table = [Embed(*shape, **options) for shape in shapes]
+        # There are no projections for the divisor 1, because all tables then have the width of the
+        # model.
         widths = self.clusters.widths if self.clusters.divisor > 1 else []
         self.projections = [
             _projection(self, f"projection_{number}", (width, self.clusters.width), self.init_std)
@@ -103,6 +105,8 @@ class AdaptiveEmbed(nn.Module):
 
     def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
+            # Ids are checked here, because `Embed` sees only positions within a cluster and could
+            # not name the id.
             check_ids(np.asarray(ids), self.clusters.num_tokens)
         first, total = 0, jnp.zeros((), self.dtype)
         for number, size in enumerate(self.clusters.sizes):
@@ -111,7 +115,8 @@ class AdaptiveEmbed(nn.Module):
             inside = jnp.ones(ids.shape, bool) if number == 0 else ids >= first
             if number < len(self.clusters.cutoffs):
                 inside &= ids < first + size
-            # Ids of other clusters look up row 0, which is discarded below.
+            # Ids of other clusters look up row 0, which is discarded below. A table is read at all
+            # positions, because a shape cannot depend on how many ids belong to a cluster.
             x = self.table[number](jnp.where(inside, ids - first, 0))
             if self.projections:
                 x = x @ self.projections[number].astype(x.dtype)

@@ -30,9 +30,11 @@ from transformer_jax.layers.window_attention import windowed
 # H, Q, K). All kernels return the same result for the arguments that they support, so `pick` is
 # free to choose the fastest. The output of a query without visible keys is finite but undefined.
 
-# The largest number of queries for which materializing the score matrix is fastest.
+# Up to this many queries, as in decoding, the score matrix is small, so that materializing it is
+# faster than any kernel that works in tiles.
 _SHORT = 64
-# Tile sizes of the TPU kernel, which uses the largest one that divides both lengths.
+# Tile sizes of the TPU kernel, the preferred one first. The kernel has no partial tiles, so the
+# smaller sizes serve lengths that the larger ones do not divide.
 _TPU_TILES = (512, 256, 128)
 
 
@@ -52,12 +54,15 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
     asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
     if q.shape[1] <= _SHORT:
         return dot_product
+    # Ring attention has no dropout on the weights. With dropout, XLA therefore partitions one of
+    # the kernels below.
     if sharding.parts("length") > 1 and not dropout:
         return ring if asked <= TAKES[ring] and _ring_supports(q, k) else dot_product
     platform = sharding.platform()
     if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
         return splash
     is_windowed = asked <= TAKES[windowed] and window_attention.pays(mask, q.shape[1])
+    # Blocks of a window are slices of the whole row, which no device holds if the length is split.
     is_windowed = is_windowed and sharding.parts("length") == 1 and q.shape[1] == k.shape[1]
     fits_cudnn = platform == "gpu" and not dropout and _cudnn_supports(q, k)
     if fits_cudnn and asked <= (_CUDNN_WINDOW if is_windowed else TAKES[cudnn]):
@@ -120,12 +125,13 @@ def cudnn(
     """
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
+    # The kernel has no prefix: its own causal mask would hide the later keys of the prefix.
     is_causal = mask.causal and mask.prefix is None
     conditions = mask.replace(causal=False) if is_causal else mask
     visible = conditions.dense(q.shape[1], k.shape[1])
     if visible is not None:
-        # cuDNN does not broadcast a mask over the queries and, under a vmap, not over the heads
-        # either.
+        # The mask is expanded, because cuDNN does not broadcast it over the queries and, under a
+        # vmap, not over the heads either.
         heads = q.shape[2] if sharding.in_group() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
     return jax.nn.dot_product_attention(
@@ -134,6 +140,7 @@ def cudnn(
 
 
 def _cudnn_window(q, k, v, window: int, *, scale) -> Queries:
+    # cuDNN counts the keys before the query, whereas `window` counts the query's own key as well.
     reach = (window - 1, 0) if window < k.shape[1] else None
     return jax.nn.dot_product_attention(
         q,
@@ -177,10 +184,11 @@ def splash(
 
 
 def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret) -> jax.Array:
-    # Imported here because the import is slow and only TPUs need it.
+    # This is imported here, because the import is slow and only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     shape = (q.shape[1], k.shape[1])
+    # Layers without a window pass one that exceeds any length, so the kernel needs no window then.
     if window is not None and window < max(shape):
         visible = pallas.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     elif causal:
@@ -189,14 +197,18 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
         visible = pallas.FullMask(shape)
     kernel = pallas.make_splash_mha(
         pallas.MultiHeadMask([visible] * q.shape[2]),
-        # Eight sizes: those of queries and keys, forward and in both kernels of the backward pass.
+        # There are eight sizes, because queries and keys have one each in the forward pass and in
+        # both kernels of the backward pass.
         block_sizes=pallas.BlockSizes(*[_tpu_tile(q, k)] * 8),
-        # `sharding.on_each_device` has already split the heads, and no length reaches here split.
+        # There is one shard, because `sharding.on_each_device` has already split the heads, and no
+        # length reaches here split.
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
-    q = q.transpose(0, 2, 1, 3)  # (B, H, Q, D)
+    # The arrays are transposed and mapped over the batch, because the kernel takes one example (H,
+    # L, D).
+    q = q.transpose(0, 2, 1, 3)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     if key_segments is None:
@@ -218,7 +230,8 @@ _WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segment
 _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
 # cuDNN's kernel has a window of its own, but only if there are no conditions beside these.
 _CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
-# The fields of a mask and the options that each kernel supports. `dot_product` supports all.
+# The fields of a mask and the options that each kernel supports. A kernel would silently ignore any
+# other condition, so `pick` must not choose it then. `dot_product` supports all.
 TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
@@ -231,6 +244,9 @@ TAKES = {
 
 # --------------------------------------------------------------------------------------------------
 # Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding.
+#
+# The kernels know nothing of the cache: they get all of its slots, and the mask hides those that
+# hold no token yet.
 
 # How the cache orders the axes of keys and values (B, L, H, D). Keys are stored as (B, H, D, L) and
 # values as (B, H, L, D), because these are the layouts in which the two products of attention read
@@ -283,13 +299,13 @@ class Attention(nn.Module):
         decode: int = 0,
     ) -> Float[Array, "B Q M"]:
         kv_heads = self.num_kv_heads or self.num_heads
-        q = self._project("query", x, self.num_heads, self.query_init)  # (B, Q, H, D)
+        q = self._project("query", x, self.num_heads, self.query_init)
         if decode and self.cross and encoder_output is None:
             k = self._read_cross_cache("keys")
             v = self._read_cross_cache("values")
         else:
             source = encoder_output if self.cross else x
-            k = self._project("key", source, kv_heads)  # (B, K, G, D)
+            k = self._project("key", source, kv_heads)
             v = self._project("value", source, kv_heads)
             # Keys are cached after their rotation, which is then computed only once.
             if self.rotary is not None:
@@ -308,11 +324,12 @@ class Attention(nn.Module):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         kernel = pick(q, k, mask, dropout is not None, bias=bias)
         if activations.requested(self, "weights"):
-            # The other kernels never hold all weights in one array.
+            # Only `dot_product` serves, because the other kernels never hold all weights in one
+            # array.
             observe = partial(activations.named, self, "weights")
             kernel = partial(dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
-        y = activations.named(self, "heads", y)  # (B, Q, H, D)
+        y = activations.named(self, "heads", y)
         return self._merged(y, x.shape[-1])
 
     def _weight_dropout(self, batch: int) -> WeightDropout:
@@ -363,6 +380,8 @@ class Attention(nn.Module):
 
     def _read_cross_cache(self, name: str) -> Float[Array, "B K H D"]:
         """Returns the keys or values of the collection "cross_cache"."""
+        # The argsort of a permutation is its inverse, so that the axes return to the order (B, L,
+        # H, D).
         order = np.argsort(_CACHE_AXES[name])
         return self.get_variable("cross_cache", name).transpose(order)
 
@@ -416,9 +435,9 @@ def _scattered(
     Each device calls this for its own part, because XLA would gather `new` from all devices to
     partition the scatter.
     """
-    # XLA turns a scatter to a single index into a slice update, for which it computes the slice
-    # twice and copies the cache. A scatter to two equal indices remains a scatter and works in
-    # place.
+    # A single index is repeated, because XLA turns a scatter to one index into a slice update, for
+    # which it computes the slice twice and copies the cache. A scatter to two equal indices remains
+    # a scatter and works in place.
     if slots.size == 1:
         slots = jnp.repeat(slots, 2, axis=1)
         new = jnp.repeat(new, 2, axis=1)
@@ -503,7 +522,9 @@ def weights_in(
 
     `inputs` are the arguments of the model, a batch of one row.
     """
-    # In a stack with a pattern of n blocks, each block has its own array, of every n-th layer.
+    # In a stack with a pattern of n blocks, each block has its own array, of every n-th layer, so
+    # that stacking along axis 1 restores the order of the layers. Names are sorted by length first,
+    # because block_10 must follow block_9.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
     captured = activations.capture(model, params, [name], *inputs, method=method)
     names = sorted(captured, key=lambda name: (len(name), name))

@@ -34,8 +34,8 @@ class LayerNorm(nn.Module):
         shape = (x.shape[-1],)
         scale_init = declared(nn.initializers.ones, ("norm",))
         bias_init = declared(nn.initializers.zeros, ("norm",))
-        scale = self.param("scale", scale_init, shape)  # (M,)
-        bias = self.param("bias", bias_init, shape)  # (M,)
+        scale = self.param("scale", scale_init, shape)
+        bias = self.param("bias", bias_init, shape)
         return recomputed(_layer_norm, x)(x, scale, bias, self.epsilon)
 
 
@@ -51,13 +51,15 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         init = declared(nn.initializers.ones, ("norm",))
-        scale = self.param("scale", init, (x.shape[-1],))  # (M,)
+        scale = self.param("scale", init, (x.shape[-1],))
         return recomputed(_rms_norm, x)(x, scale, self.epsilon)
 
 
 def _layer_norm(x, scale, bias, epsilon):
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
+    # The variance is that of the centered values, because the mean square minus the squared mean
+    # would cancel for a large mean.
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(variance + epsilon)
     return (y * scale + bias).astype(x.dtype)
@@ -71,6 +73,9 @@ def _rms_norm(x, scale, epsilon):
 
 # --------------------------------------------------------------------------------------------------
 # The position-wise feed-forward network.
+#
+# The hidden layer is split over the mesh axis tensor, because each device can compute its own
+# units, and only the sum in the second product crosses devices.
 
 
 class MLP(nn.Module):
@@ -92,7 +97,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
-        y = self._hidden("wi", x)  # (B, L, F)
+        y = self._hidden("wi", x)
         y = recomputed(self.activation, y)(y)
         if self.gated:
             y = y * self._hidden("wv", x)
@@ -126,6 +131,9 @@ class MLP(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # A Transformer layer, and its variant with LayerDrop.
+#
+# A layer receives its sublayers as constructors, so that one class serves all kinds of attention,
+# MLP and norm.
 
 
 class Block(nn.Module):
@@ -164,6 +172,8 @@ class Block(nn.Module):
             y = sublayer(norm(x) if self.norm_position == "pre" else x)
             x = x + Dropout(self.dropout)(y, train=train)
             x = norm(x) if self.norm_position == "post" else x
+            # The features are constrained, because the partitioner could otherwise split them as
+            # the parameters of the sublayers are split.
             x = sharding.constrain(x, "batch", "length", None)
             return activations.named(self, f"after_{name}", x)
 
@@ -199,17 +209,24 @@ class DroppedBlock(Block):
         y = super().__call__(x, *args, train=train, **options)
         if not train or not self.rate:
             return y
+        # The layer is computed even if it is skipped. LayerDrop serves here as regularization, not
+        # to save time.
         return jnp.where(jax.random.bernoulli(self.make_rng("dropout"), self.rate), x, y)
 
 
 # --------------------------------------------------------------------------------------------------
 # A stack of layers, in training and in decoding.
+#
+# Training scans over stacked parameters, so that the time of compilation does not grow with the
+# number of layers. Decoding unrolls them, because a loop over tokens would slice the stack again
+# for each token.
 
-# The activations of a layer that are saved for the backward pass, which recomputes the others.
+# What a layer saves for the backward pass, which recomputes the rest: everything, the products with
+# parameters, because they take longest to recompute, or only its input.
 REMAT = {
-    "none": None,  # saves all activations
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
-    "full": jax.checkpoint_policies.nothing_saveable,  # saves only the input of each layer
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
 }
 Remat = Literal["none", "dots", "full"]
 
@@ -267,6 +284,8 @@ class Stack(nn.Module):
 
         by_layer = (self._repeats, len(self.blocks))
         mask, windows = self._with_windows(mask)
+        # The scan carries the numbers of layers only for replacements, so that other programs do
+        # not change.
         numbers = jnp.arange(self.num_layers).reshape(by_layer) if activations.replaced() else None
 
         def layers(pattern, x, scanned):
@@ -326,6 +345,8 @@ class Stack(nn.Module):
             layers,
             length=self._repeats,
             unroll=-(-self.unroll // len(self.blocks)),
+            # Shared parameters are initialized once and hence with one key, whereas the repeats
+            # must differ in dropout.
             split_rngs={"params": not self.shared, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "layers"},
             variable_axes=by_layer | ({} if self.shared else {"params": 0}),
@@ -364,7 +385,8 @@ class Stack(nn.Module):
                 tree = tree if len(self.blocks) == 1 else tree.get(f"block_{index}", {})
                 is_one = name == "params" and self.shared
                 variables[name] = tree if is_one else _part_of(tree, repeat)
-            # Otherwise XLA would gather the parameters of all layers over fsdp at once.
+            # Layers are unrolled here, and XLA would otherwise gather the parameters of all of them
+            # over fsdp before the first one.
             variables["params"], x = sharding.gather_after(variables["params"], x)
             block = self.blocks[index](parent=None)
             x, update = block.apply(variables, x, *args, mask=mask, **kwargs, mutable=_DECODED)
@@ -378,7 +400,8 @@ class Stack(nn.Module):
         return x
 
 
-# The collections that decoding updates.
+# The collections that decoding updates. They hold a tuple for the repeats rather than one stacked
+# array, so that a layer's cache is updated in place and never sliced out of the stack.
 _DECODED = ["cache", "cross_cache", "state"]
 
 
@@ -418,6 +441,7 @@ def for_decoding(params: dict, dtype: DTypeLike, stacks: tuple[str, ...]) -> dic
     """
 
     def prepare(path, leaf):
+        # Only these are cast, because norms compute in float32 and the vectors are small.
         if path[-1].key in ("kernel", "embedding"):
             leaf = leaf.astype(dtype)
         if path[0].key in stacks and path[1].key == "layers":

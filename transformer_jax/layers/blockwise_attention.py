@@ -27,7 +27,8 @@ _HIDDEN = -1e30  # the score of a hidden key; finite, because -inf - (-inf) is N
 # vector memory, where each vector is padded to a multiple of 128 numbers.
 _MOST_BYTES = 4 * 2**20
 _TPU_LANES = 128
-# Block sizes, the preferred one first.
+# Block sizes, the preferred one first. The kernels have no partial blocks, so the smaller size
+# serves lengths that the larger one does not divide.
 _BLOCKS = {"tpu": (256, 128), "gpu": (64,)}
 
 
@@ -60,6 +61,7 @@ def supports(q: jax.Array, k: jax.Array) -> bool:
         width = -(-head_dim // _TPU_LANES) * _TPU_LANES
         fits = 2 * k.shape[1] * width * k.dtype.itemsize <= _MOST_BYTES
     else:
+        # Triton needs powers of two as the sizes of a block, and at least 16 for its products.
         fits = sharding.is_ampere() and q.dtype == jnp.bfloat16 and head_dim in (16, 32, 64, 128)
     return fits and _block(q, k, sharding.platform()) is not None
 
@@ -98,6 +100,7 @@ def blockwise(
     )
     query_segments, key_segments = mask.segments(q.shape[1])
     if key_segments is None:
+        # Everything is one segment, so that the same kernel serves rows that are not packed.
         query_segments, key_segments = (jnp.ones(x.shape[:2], jnp.int32) for x in (q, k))
     arrays = (q, k, v, query_segments, key_segments, dropout.seeds)
     heads = ("batch", "length", "heads", "head_dim")
@@ -109,7 +112,8 @@ def blockwise(
         inputs = Inputs(
             seeds[:, :, None], query_segments[:, None, None], key_segments[:, None, None]
         )
-        heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]  # (B, H, L, D)
+        # (B, H, L, D), because a program reads positions of a single row and head.
+        heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
         return _attention(options, inputs, *heads_first).transpose(0, 2, 1, 3)
 
     return sharding.on_each_device(on_device, arrays, axes, heads)
@@ -138,9 +142,12 @@ def _backward(options: Options, saved, gradient):
     # softmax subtracts. It equals the product of output and output gradient (Dao et al. 2022,
     # appendix B.4), so that no kernel has to reduce over the keys for it.
     products = gradient.astype(jnp.float32) * output.astype(jnp.float32)
-    means = products.sum(axis=-1)[:, :, None]  # (B, H, 1, Q)
+    means = products.sum(axis=-1)[:, :, None]
     query_arrays = (inputs.query_segments, q, gradient, normalizer, means)
     key_arrays = (inputs.key_segments, k, v)
+    # There are two kernels, because gradients of queries are sums over keys, but gradients of keys
+    # and values are sums over queries. Each program can then sum up its own block and write it
+    # once.
     (d_q,) = _call(
         _queries_kernel,
         options,
@@ -162,6 +169,7 @@ def _backward(options: Options, saved, gradient):
     )
     if is_shared:
         parts = [x.reshape(*k.shape[:2], -1, *k.shape[2:]).sum(axis=2) for x in parts]
+    # `inputs` has no gradient, because segment ids and seeds are integers.
     return None, d_q, *(x.astype(k.dtype) for x in parts)
 
 
@@ -182,7 +190,8 @@ def _call(kernel, options: Options, *, blocked: tuple, whole: tuple, results: tu
         along = 1 if shape[0] == 1 else 0
         if is_blocked:
             shape[along] = block
-        sharing = heads // x.shape[1]  # query heads that read one head of x
+        # Query heads that share a head of x find it by the index, so that it is not repeated.
+        sharing = heads // x.shape[1]
 
         def index(row, head, number):
             block_index = [0, 0]
@@ -206,13 +215,15 @@ def _call(kernel, options: Options, *, blocked: tuple, whole: tuple, results: tu
 def _compiler(options: Options) -> dict:
     if options.platform != "gpu":
         return {}
+    # This is imported here, because only GPUs need it.
     from jax.experimental.pallas import triton
 
     return {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=2)}
 
 
 # The kernels. Each loops over the other axis: over keys for a block of queries, over queries for a
-# block of keys. If causal, the loop skips the blocks that lie entirely above the diagonal.
+# block of keys. Its sums thus stay within the program, and no scores are written to memory. If
+# causal, the loop skips the blocks that lie entirely above the diagonal.
 
 
 def _forward_kernel(options, *refs):
@@ -234,9 +245,13 @@ def _forward_kernel(options, *refs):
 
     vector = jnp.zeros((block, 1), jnp.float32)
     state = vector + _HIDDEN, vector, jnp.zeros(q.shape, jnp.float32)
+    # Blocks of queries and keys have the same size, so the diagonal crosses block `number`.
     stop = number + 1 if options.causal else k.shape[0] // block
     highest, total, summed = jax.lax.fori_loop(0, stop, step, state)
+    # The scale of dropout is applied to the sum, once for each query instead of once for each
+    # weight.
     output[...] = (summed / (total * (1 - options.rate))).astype(output.dtype)
+    # With this number, the backward pass recovers a normalized weight as exp(score - normalizer).
     normalizer[...] = (highest + jnp.log(total)).T
 
 
@@ -300,7 +315,10 @@ def _tile_gradients(options, seeds, query_arrays, key_arrays, numbers):
     scores, keep = _tile(options, seeds, (q_segments, q), (k_segments, k), numbers)
     weights = jnp.exp(scores - normalizer.T)
     scale = jnp.where(keep, 1 / (1 - options.rate), 0.0)
+    # `means` needs no dropout here, because it was computed from outputs after dropout.
     d_scores = weights * (scale * _product(gradient, v.T) - means.T) * options.scale
+    # The products that follow have factors of the dtype of the arrays and float32 sums, as in the
+    # forward pass.
     return (scale * weights).astype(v.dtype), d_scores.astype(k.dtype)
 
 

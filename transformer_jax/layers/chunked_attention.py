@@ -62,6 +62,7 @@ def attend(
     queries, keys, values = (_chunks(x, size, axis=2) for x in arrays)  # (B, H, C, S, D)
     query_places = jax.tree.map(partial(_chunks, size=size, axis=-1), places)
     key_places = query_places
+    # A single chunk is also its own previous chunk, so that its keys would count twice.
     if length > size:
         keys, values = _with_last(keys, axis=3), _with_last(values, axis=3)
         key_places = jax.tree.map(partial(_with_last, axis=-1), query_places)
@@ -72,6 +73,8 @@ def attend(
     weights = jax.nn.softmax(scores, axis=-1)
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
+        # Dropout depends on the slots of the row, because places in the chunks change with the
+        # sorting of LSH attention.
         slots = query_places.slots[..., :, None], key_places.slots[..., None, :]
         weights = dropout.drop(weights, *slots)
     y = jnp.einsum("bhcqk,bhckd->bhcqd", weights.astype(values.dtype), values)
@@ -87,6 +90,7 @@ def _chunks(x: Shaped[Array, "..."], size: int, axis: int) -> Shaped[Array, "...
 def _with_last(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
     """Prepends to each chunk (..., C, S, ...) the previous one; `axis` is the axis S."""
     axis %= x.ndim
+    # The first chunk gets the last one. In local attention, the causal mask hides it.
     return jnp.concatenate([jnp.roll(x, 1, axis=axis - 1), x], axis=axis)
 
 
@@ -128,6 +132,8 @@ class LocalAttention(Attention):
         if decode:
             k = self._update_cache("keys", k, mask.query_slots, decode)
             v = self._update_cache("values", v, mask.query_slots, decode)
+            # A new token makes no chunk of its own. The bias hides from it what its chunks would
+            # not contain.
             y = dot_product(q, k, v, mask, bias=self._bias(mask.slots(x.shape[1]), decode))
         else:
             y = self._by_chunks(q, k, v, mask, dropout)

@@ -37,10 +37,12 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B L C"]) -> Float[Array, "B N D"]:
         inputs = self.width * x.shape[-1]
-        normal = nn.initializers.normal(math.sqrt(2 / inputs))  # He et al. 2015
+        # This variance preserves that of the signal through ReLU layers (He et al. 2015, section
+        # 2.2).
+        normal = nn.initializers.normal(math.sqrt(2 / inputs))
         init = declared(normal, (None, None, None), decays=True, inputs=2)
         kernel = self.param("kernel", init, (self.width, x.shape[-1], self.features))
-        rows = windows(x.astype(self.dtype), self.width, self.stride)  # (B, N, width * C)
+        rows = windows(x.astype(self.dtype), self.width, self.stride)
         y = rows @ kernel.astype(self.dtype).reshape(inputs, self.features)
         if self.use_bias:
             zeros = declared(nn.initializers.zeros, (None,))
@@ -55,6 +57,8 @@ def num_windows(length, shapes: Sequence[tuple[int, int]]):
     """
     for width, stride in shapes:
         length = (length - width) // stride + 1
+    # This is a product, because `max` does not work for arrays, and jnp.maximum would turn an int
+    # into one.
     return length * (length > 0)
 
 
@@ -120,6 +124,8 @@ def _grouped(
     kernel = jnp.pad(kernel, ((0, total - width), (0, 0), (0, 0)))
     kernel = kernel.reshape(parts, taps, inputs, groups, features // groups)
     kernel = kernel.transpose(0, 3, 1, 2, 4).reshape(parts, groups, taps * inputs, -1)
+    # A kernel of even width has no center. It reaches one position further to the left, because the
+    # published code drops the last output.
     x = jnp.pad(x, ((0, 0), (width // 2, total - 1 - width // 2), (0, 0)))
     x = x.reshape(batch, -1, groups, inputs)
     count = length + total - taps
@@ -155,9 +161,11 @@ def _instance_norm(x, scale, bias, epsilon, lengths):
     mean = partial(jnp.mean, axis=1, keepdims=True)
     if lengths is not None:
         filled = (jnp.arange(x.shape[1]) < lengths[:, None])[..., None]
+        # A row that is all padding would divide 0 by 0.
         counts = jnp.maximum(lengths, 1)[:, None, None]
 
         def mean(values):
+            # This is no product with `filled`, because 0 * NaN in the padding would be NaN.
             return jnp.where(filled, values, 0).sum(axis=1, keepdims=True) / counts
 
     y = y - mean(y)
@@ -166,7 +174,8 @@ def _instance_norm(x, scale, bias, epsilon, lengths):
 
 
 # --------------------------------------------------------------------------------------------------
-# Convolutions over a grid of vectors, computed as a matrix product with neighborhoods.
+# Convolutions over a grid of vectors, computed as a matrix product with neighborhoods, because
+# XLA's partitioner computes wrong gradients of convolutions on some meshes.
 
 _SIDE = 3
 
@@ -180,7 +189,7 @@ def neighbourhoods(x: Float[Array, "B G H M"]) -> Float[Array, "B G H 3 3 M"]:
         for row in range(_SIDE)
         for column in range(_SIDE)
     ]
-    around = jnp.stack(parts, axis=3)  # (B, G, H, 9, M)
+    around = jnp.stack(parts, axis=3)
     return around.reshape(*x.shape[:3], _SIDE, _SIDE, x.shape[-1])
 
 
@@ -208,8 +217,11 @@ class GridBlock(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # Word embeddings from characters: convolutions, highway layers and a projection (Kim et al. 2016).
+#
+# Since words are read by their characters, no word is outside of the vocabulary.
 
-# Bytes, five special characters, and 0 for positions without a word.
+# 262, as in the published code of ELMo: bytes, five special characters, and 0 for positions without
+# a word.
 NUM_CHARACTERS = 262
 
 
@@ -248,11 +260,13 @@ class CharacterWords(nn.Module):
     @nn.compact
     def __call__(self, characters: Int[ArrayLike, "B L C"]) -> Float[Array, "B L M"]:
         init = declared(nn.initializers.uniform(2.0), (None, None), decays=True)
-        table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1  # from -1 to 1
-        x = jnp.take(table.astype(self.dtype), characters, axis=0)  # (B, L, C, E)
-        words = x.reshape(-1, *x.shape[2:])  # (N, C, E)
+        # The table is shifted, because the initializer starts at 0, whereas the published code
+        # draws from -1 to 1.
+        table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1
+        x = jnp.take(table.astype(self.dtype), characters, axis=0)
+        words = x.reshape(-1, *x.shape[2:])
         values = [self._filtered(words, *each) for each in self.filters]
-        y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)  # (B, L, F)
+        y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)
         for number in range(self.num_highways):
             y = Highway(self.dtype, name=f"highway_{number}")(y)
         inputs = y.shape[-1]
@@ -275,7 +289,7 @@ class CharacterWords(nn.Module):
         # convolution is a matrix product with the concatenated characters of each window.
         count = x.shape[1] - width + 1
         windows = [x[:, first : first + count] for first in range(width)]
-        windows = jnp.concatenate(windows, axis=-1)  # (N, count, width * E)
+        windows = jnp.concatenate(windows, axis=-1)
         y = windows @ kernel.reshape(-1, number).astype(x.dtype)
         # The bias is the same at all positions and the ReLU is monotonic, so both may follow the
         # maximum, where they are cheaper.

@@ -51,7 +51,8 @@ class Rows:
             return self  # each hypothesis continues itself
 
         def chosen(x):
-            # Index within the hypotheses of each input, so that inputs may be on different devices.
+            # The index is one within the hypotheses of each input, so that inputs may be on
+            # different devices.
             x = x.reshape(batch, beams, *x.shape[1:])
             return jax.vmap(lambda rows, numbers: rows[numbers])(x, parents).reshape(
                 -1, *x.shape[2:]
@@ -91,8 +92,8 @@ class SourceRows(Rows):
     def admit(
         self, new: "SourceRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
     ) -> "SourceRows":
-        # An admitted source is never longer, whatever the padded length of the batch in which it
-        # was encoded.
+        # Cutting loses nothing, because an admitted source is never longer; only the padding of the
+        # batch in which it was encoded may be.
         new = new.resized(0, self.source["segments"].shape[1])
 
         source = jax.tree.map(lambda old, x: old.at[places].set(x[rows]), self.source, new.source)
@@ -161,6 +162,7 @@ class Ring:
 
     def opened(self) -> "Ring":
         """Returns the state in which each hypothesis continues itself in the next slot."""
+        # The oldest turn is overwritten, because its slot in the ring is used again.
         ancestors = self.ancestors.at[:, :, self.slot].set(jnp.arange(self.beams))
         return self.replace(ancestors=ancestors)
 
@@ -204,13 +206,14 @@ class Ring:
         """Returns (cache, cross_cache, segments) with the arrays of a `new` input at `index`."""
         cache, cross_cache, segments = stored
         new_cache, new_cross_cache, new_segments = new
-        # An admitted source is never longer, whatever the padded length of the batch in which it
-        # was encoded.
+        # Cutting loses nothing, because an admitted source is never longer; only the padding of the
+        # batch in which it was encoded may be.
         length = segments.shape[1]
         new_cross_cache = resize_slots(new_cross_cache, min(length, new_segments.shape[1]))
 
         def cleared(collection):
-            # Hidden values have weight 0, but 0 times a NaN of the previous input is NaN.
+            # Hidden values have weight 0, but they are cleared, because 0 times a NaN of the
+            # previous input is NaN.
             blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), collection)
             return write_slots(collection, blank, index, 0)
 
@@ -222,7 +225,9 @@ class Ring:
 
     def resized(self, slots: int, length: int) -> "Ring":
         num_kept = min(slots, self.ancestors.shape[2])
-        shift = num_kept - self.turn  # moves the newest slot to the end of the slots that are kept
+        # The newest slot moves to the end of the kept ones, so that a smaller ring loses the oldest
+        # slots, and a larger one continues after the newest.
+        shift = num_kept - self.turn
         ancestors = jnp.roll(self.ancestors, shift, axis=2)[..., :num_kept]
         return self.replace(
             ancestors=_lengthened(ancestors, slots),
@@ -255,6 +260,7 @@ def split(tree):
 
 def on_rows(f: Callable, *trees):
     """Returns f(*trees), for which each device computes its own rows of the arrays (rows, ...)."""
+    # Without a split, `f` needs no shard_map, and an abstract evaluation of it would be in vain.
     if sharding.parts("batch") == 1:
         return f(*trees)
     result = jax.eval_shape(f, *trees)
@@ -265,6 +271,8 @@ def logical_axes(tree):
     """Returns the logical axes by which `split` shards the arrays of a tree."""
 
     def axes(path, x):
+        # Keys and values are split by heads, so that they stay on the device that computes these
+        # heads.
         names = ("batch", "heads") if is_cached(path) else ("batch",)
         return (*names, *[None] * x.ndim)[: x.ndim]
 

@@ -224,6 +224,8 @@ class AdaptiveSoftmax:
             inside = (labels >= first) & (labels < first + tail.size)
             head_labels = jnp.where(inside, self._row(number), head_labels)
             tail_labels = jnp.where(inside, labels - first, 0)
+            # Tails are computed at all positions, because shapes are static. Positions of other
+            # clusters compute label 0, which `where` discards together with its gradient.
             log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), tail_labels)
             within_tails += jnp.where(inside, log_probs, 0.0)
             first += tail.size
@@ -272,12 +274,11 @@ def map_logits(
         x = x.reshape(parts, -1, *x.shape[1:]).swapaxes(0, 1)
         return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
 
-    # (B / parts, parts, L) -> (B, L)
     def join(x):
         return x.swapaxes(0, 1).reshape(hidden.shape[:2])
 
     def rows(inputs):
-        hidden, *arrays = inputs  # (parts, L, M), (parts, L)
+        hidden, *arrays = inputs
         logits = sharding.constrain(output.logits(hidden), "batch", None, "vocab")
         return function(logits, *arrays)
 
@@ -287,6 +288,9 @@ def map_logits(
 
 # --------------------------------------------------------------------------------------------------
 # The heads that fine-tuning adds to a pre-trained model.
+#
+# All of them compute in float32, whatever the dtype of the model: they are small, and bfloat16
+# would round different scores to equal ones.
 
 
 class Head(nn.Module):
@@ -398,6 +402,7 @@ class RecurrentHead(nn.Module):
             backward = Unidirectional(cell, reverse=True, name=f"lstm_{layer}_backward")
             x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
         if self.pools:
+            # Padding becomes -inf, because zeros would win over negative features.
             x = jnp.where(filled[..., None], x, -jnp.inf).max(axis=1)
             # The maximum over a row that consists only of padding would be -inf.
             x = jnp.where(filled.any(axis=1)[:, None], x, 0)
@@ -415,8 +420,12 @@ class RecurrentHead(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # Embeddings of tokens and positions.
+#
+# A table may have more rows than there are ids, because the mesh must divide a table that it
+# splits.
 
-# The kinds of positions that are defined only up to the `max_length` of a model.
+# The kinds of positions that are defined only up to the `max_length` of a model, so that longer
+# rows must be an error.
 BOUNDED = ("learned", "normalized", "binary")
 
 
@@ -440,6 +449,8 @@ class Embed(nn.Module):
 
     def setup(self):
         def init(key, shape):
+            # The table is padded after the draw, so that the initial embeddings do not depend on
+            # `multiple`.
             return jnp.pad(self.init(key, shape), ((0, -shape[0] % self.multiple), (0, 0)))
 
         init = declared(init, self.axes, decays=True)
@@ -449,13 +460,15 @@ class Embed(nn.Module):
 
     def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
+            # A traced id has no value to check. There jnp.take returns NaN, which a loss reveals,
+            # whereas clipping the id would hide the error.
             check_ids(np.asarray(ids), self.num_embeddings, self.key)
         # Each device looks up its own columns of the table for all examples. Then an all-to-all
         # exchanges columns for examples, because the embeddings of a batch are much smaller than
         # the table. The cast follows the lookup, so that the gradients of the table are summed in
         # float32.
         ids = sharding.constrain(ids + self.offset, "lookup", "length")
-        x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)  # (B, L, M)
+        x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
         return sharding.constrain(x, "batch", "length", None)
 
@@ -508,9 +521,9 @@ def sinusoids(positions: Int[ArrayLike, "*B"], features: int) -> Float[Array, "*
 
     Column 2i holds sin(p / 10000^(2i/M)), column 2i + 1 holds cos(p / 10000^(2i/M)).
     """
-    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
     angles = positions[..., None] * rates
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # (B, L, M / 2, 2)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*positions.shape, -1)[..., :features]
 
 
@@ -537,6 +550,9 @@ def position_codes(
 
 # --------------------------------------------------------------------------------------------------
 # Positions within attention: rotations of queries and keys, and biases of the scores.
+#
+# All of these make the scores depend on distances, so that what is learned at one position of a row
+# holds at the others.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -565,7 +581,8 @@ class Rotary:
         self, x: Float[Array, "B L H D"], positions: Int[Array, "#B L"]
     ) -> Float[Array, "B L H D"]:
         """Returns the rotated queries or keys. The rotation is computed in float32."""
-        angles = positions[..., None] * self.rates(x.shape[-1]).astype(np.float32)  # (B, L, D/2)
+        # In bfloat16, positions above 256 would be rounded, and with them the angles.
+        angles = positions[..., None] * self.rates(x.shape[-1]).astype(np.float32)
         cos = jnp.cos(angles)[:, :, None]
         sin = jnp.sin(angles)[:, :, None]
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -594,6 +611,8 @@ class RelativeBias(nn.Module):
         init = declared(self.table_init, (None, "heads"), decays=True)
         table = self.param("table", init, (self.num_buckets, self.num_heads), jnp.float32)
         furthest = self.max_distance
+        # The distances may be traced, but buckets come from NumPy. They are computed for all
+        # distances up to the furthest one, beyond which all share a bucket.
         by_distance = table[self.bucket(np.arange(-furthest, furthest + 1))]
         index = jnp.clip(distance, -furthest, furthest) + furthest
         return jnp.moveaxis(jnp.take(by_distance, index, axis=0), -1, 1)
@@ -605,7 +624,7 @@ class RelativeBias(nn.Module):
         exact logarithm of an accelerator would move distances at the boundaries of buckets.
         """
         count = self.num_buckets if self.causal else self.num_buckets // 2
-        # Keys after the query use the second half of the buckets.
+        # As in the published code of T5, keys after the query use the second half of the buckets.
         offset = 0 if self.causal else count * (distance < 0)
         distance = np.maximum(distance, 0) if self.causal else np.abs(distance)
         exact = count // 2

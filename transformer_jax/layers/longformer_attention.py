@@ -16,6 +16,9 @@ from transformer_jax.layers.window_attention import windowed
 
 # --------------------------------------------------------------------------------------------------
 # Attention within a window and to global tokens (Beltagy et al. 2020, section 3.1).
+#
+# Global tokens are those whose output must depend on the whole row, such as [CLS] of a classifier
+# or the words of a question.
 
 
 class LongformerAttention(Attention):
@@ -39,21 +42,25 @@ class LongformerAttention(Attention):
         decode: int = 0,
     ) -> Float[Array, "B L M"]:
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         y = self._windowed((q, k, v), mask, dropout, global_positions)
         # The parameters of global tokens must exist even if the first batch has none.
         if self.is_initializing() and global_positions is None:
             global_positions = jnp.zeros((len(x), 1), jnp.int32)
         if global_positions is not None:
+            # An unused entry (-1) computes an output at position 0, because shapes are static; it
+            # is dropped below.
             rows, indices = jnp.arange(len(x))[:, None], jnp.maximum(global_positions, 0)
             segments = mask.query_segments
             whole_row = Mask(
                 query_segments=None if segments is None else jnp.asarray(segments)[rows, indices],
                 key_segments=mask.key_segments,
             )
+            # This is another draw, because queries are numbered from 0 here as well, so that the
+            # same seeds would drop the same weights.
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-            q = project("global_query", x[rows, indices])  # (B, N, H, D)
+            q = project("global_query", x[rows, indices])
             global_outputs = self._global_outputs(q, x, whole_row, dropout)
             # Position L is out of range, so that mode="drop" discards the outputs of padding.
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)
@@ -83,6 +90,8 @@ class LongformerAttention(Attention):
         y = jnp.einsum("bnhm,mhd->bnhd", means, value.gathered())
         if not self.use_bias:
             return y
+        # After dropout, the weights of a query no longer add up to 1, so the bias counts by their
+        # sum.
         return y + weights.sum(axis=-1).swapaxes(1, 2)[..., None].astype(y.dtype) * value.bias
 
     def _windowed(
@@ -113,8 +122,12 @@ class LongformerAttention(Attention):
 
 # --------------------------------------------------------------------------------------------------
 # Attention to keys and values that are projected along the length (Wang et al. 2020, section 4).
+#
+# A projected key is a mixture of all positions. No mask can hide a single position in it, so this
+# attention cannot be causal, and the padding must be zeroed before the projection.
 
 # What shares a projection: the heads of a layer, in addition its keys and values, or all layers.
+# These are the three options of the paper (section 4).
 Sharing = Literal["heads", "keys_and_values", "layers"]
 
 
@@ -148,7 +161,7 @@ class LinformerAttention(Attention):
     ) -> Float[Array, "B L M"]:
         """`projection` is given if all layers share one."""
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))
         key_projection = value_projection = projection
         if self.sharing != "layers":
             shape = (self.max_length, self.rank)
@@ -162,5 +175,6 @@ class LinformerAttention(Attention):
         )
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         observe = partial(activations.named, self, "weights")
+        # The mask is empty, because the mixtures contain no padding any more.
         y = dot_product(q, k, v, Mask(), dropout, observe=observe)
         return self._merged(activations.named(self, "heads", y), x.shape[-1])

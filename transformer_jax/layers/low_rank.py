@@ -20,8 +20,10 @@ from jaxtyping import Array, Float
 from transformer_jax import config as configs
 from transformer_jax.layers.parameters import Declared, Traits
 
-A, B = "_lora_A", "_lora_B"  # suffixes of names
-Tree = dict  # of dicts of arrays
+# Both are siblings of their matrix rather than its children, so that the matrix keeps the name that
+# it has without adapters.
+A, B = "_lora_A", "_lora_B"
+Tree = dict
 
 
 def matrix_of(name: str) -> str:
@@ -78,7 +80,8 @@ class Adapters:
         """
         matrix, names = box.value, box.names
         stack = int(names[0] == "layers")
-        between = stack + max(box.inputs, 1)  # the first axis of a table counts as its input
+        # A table declares no inputs, but an adapter needs at least one: the first axis, its ids.
+        between = stack + max(box.inputs, 1)
         inputs, outputs = matrix.shape[stack:between], matrix.shape[between:]
         leading = (len(self.chosen(len(matrix))),) if stack else ()
         deviation = (3 * math.prod(inputs)) ** -0.5

@@ -60,8 +60,10 @@ class LSHAttention(Attention):
         train: bool = False,
         decode: int = 0,
     ) -> tuple[Float[Array, "B L M"], Buckets]:
-        q = self._project("query_key", x, self.num_heads)  # (B, L, H, D)
+        q = self._project("query_key", x, self.num_heads)
         v = self._project("value", x, self.num_heads)
+        # In decoding, all calls need the same rotations, because the cache holds buckets of earlier
+        # calls.
         key = self.make_rng("dropout") if train else jax.random.key(0)
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         if rotations is None:
@@ -73,7 +75,8 @@ class LSHAttention(Attention):
         is_first = not self.has_variable("cache", "keys")
         if decode:
             keys, values, key_buckets = self._cached(q, v, buckets, mask, decode)
-        # A prompt is read in chunks, like any row. Later tokens attend to the cache.
+        # A prompt may be long, so it is read in chunks, like any row. Later tokens attend to the
+        # cache, with a bias that gives the same result.
         if decode and not (is_first and x.shape[1] > 1):
             bias = self._bias(buckets, key_buckets, mask.slots(x.shape[1]))
             y = dot_product(q, _unit(keys), values, mask, bias=bias, scale=1.0)
@@ -87,9 +90,11 @@ class LSHAttention(Attention):
 
     def _hashed(self, q: Float[Array, "B L H D"], rotations: Rotations) -> Buckets:
         """Returns argmax [q R; -q R], one digit for each factor of the number of buckets."""
+        # Buckets have no gradient. In bfloat16, many products would tie, and argmax would then
+        # prefer the first buckets.
         q = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-        def on_round(rotations):  # (H, D, N)
+        def on_round(rotations):
             rotated = jnp.einsum("blhd,hdn->bhln", q, rotations)
             buckets, step, start = 0, 1, 0
             for factor in self.num_buckets:
@@ -99,7 +104,9 @@ class LSHAttention(Attention):
                 step, start = step * factor, start + factor // 2
             return buckets.astype(jnp.uint16)
 
-        by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))  # (R, B, H, L)
+        # The rounds are mapped one at a time, because the rotated queries (B, H, L, N) are far
+        # larger than the buckets.
+        by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))
         return jnp.moveaxis(by_round, 0, 2)
 
     def _by_chunks(
@@ -112,10 +119,11 @@ class LSHAttention(Attention):
     ) -> Float[Array, "B L H D"]:
         length = q.shape[1]
         size = min(self.chunk, length)
-        segments = segments_of(mask, length, size)[:, :, None]  # (B, 1, 1, N)
+        segments = segments_of(mask, length, size)[:, :, None]
         buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
+        # The segment is the leading digit, so that sorting keeps the texts of a packed row apart.
         groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
-        # Stable, so that the tokens of a bucket stay in the order of the row.
+        # The sort is stable, so that the tokens of a bucket stay in the order of the row.
         order = jnp.argsort(groups, axis=-1, stable=True)
         inverse = jnp.argsort(order, axis=-1)
 
@@ -138,6 +146,8 @@ class LSHAttention(Attention):
         y, sums = attend(arrays, places, partial(self._masked, size), size=size, dropout=dropout)
         y = _permuted(y.reshape(*order.shape, -1), inverse, order)
         sums = jnp.take_along_axis(sums.reshape(order.shape), inverse, axis=-1)
+        # Each round counts by its sum of exp(score), which merges the rounds into one softmax over
+        # all of their keys.
         shares = jax.nn.softmax(sums, axis=2)[..., None].astype(y.dtype)
         return (shares * y).sum(axis=2).swapaxes(1, 2)[:, :length]
 
@@ -145,6 +155,8 @@ class LSHAttention(Attention):
         visible = queries.sees(keys)
         if not self.across_buckets:
             distance = pairs(jnp.subtract, queries.ranks, keys.ranks)
+            # With these conditions, visibility does not depend on the boundaries of the chunks,
+            # which later tokens would move.
             visible &= pairs(jnp.equal, queries.groups, keys.groups)
             visible &= (distance >= 0) & (distance < size)
         scores = jnp.where(pairs(jnp.equal, queries.slots, keys.slots), _SELF, scores)
@@ -168,11 +180,12 @@ class LSHAttention(Attention):
         As a bias of the scores, it multiplies the weight of a key by the number of rounds.
         """
         keys = jnp.arange(key_buckets.shape[3])[None]
-        is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]  # (B, 1, 1, Q, K)
+        is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]
         is_own = pairs(jnp.equal, buckets, key_buckets) & is_before
-        # The number of keys of the same bucket between each key and the query.
+        # The number of keys of the same bucket between each key and the query, because in chunks a
+        # query sees only the last ones of its bucket.
         later = jnp.cumsum(is_own[..., ::-1], axis=-1)[..., ::-1] - is_own
-        rounds = (is_own & (later < self.chunk)).sum(axis=2)  # (B, H, Q, K)
+        rounds = (is_own & (later < self.chunk)).sum(axis=2)
         bias = jnp.where(rounds > 0, jnp.log(jnp.maximum(rounds, 1)), HIDDEN)
         is_self = pairs(jnp.equal, slots, keys)[:, None]
         return jnp.where(is_self, _SELF, bias)
@@ -182,6 +195,7 @@ def _unit(q: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
     """Returns vectors scaled to length 1."""
     x = q.astype(jnp.float32)
     mean = jnp.square(x).mean(axis=-1, keepdims=True)
+    # Without the epsilon, the zeros of an empty slot in the cache would become 0 * inf = NaN.
     return (x * jax.lax.rsqrt(mean + 1e-6) / x.shape[-1] ** 0.5).astype(q.dtype)
 
 

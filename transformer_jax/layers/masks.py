@@ -121,6 +121,7 @@ class Mask:
             private_keys=part(self.private_keys, 0),
             global_queries=part(self.global_queries, start),
             global_keys=part(self.global_keys, 0),
+            # These queries do not start at slot 0, which the causal mask would otherwise assume.
             query_slots=jnp.arange(start, stop)[None],
         )
 
@@ -129,6 +130,8 @@ class Mask:
         slots = self.slots(num_queries)
         if self.ancestors is not None:
             num_slots = num_keys // num_queries
+            # The slots form a ring, so a lower slot may be the newer one. The remainder turns the
+            # difference of two slots into the age of the key.
             turns = slots[..., None] // num_queries - jnp.arange(num_keys) // num_queries
             return turns % num_slots
         return slots[:, :, None] - jnp.arange(num_keys)
@@ -151,6 +154,8 @@ class Mask:
             visible.append(is_own | ~self.private_keys[:, None, :])
         if self.key_segments is not None:
             keys = self.key_segments[:, None, :]
+            # Without this condition, a query that is padding would see padding, which has the same
+            # id.
             visible.append(keys > 0)
             if self.query_segments is not None:
                 visible.append(keys == self.query_segments[:, :, None])
@@ -172,8 +177,11 @@ class Mask:
                 is_multiple = distance % self.dilation == 0
                 distance = distance // self.dilation
             near = distance < self.window
+            # A plain causal mask hides all later keys already.
             if not self.causal or self.prefix is not None:
                 near = near & (distance > -self.window)
+            # Global keys are added here, because they are exempt from the window and its gaps, but
+            # not from the causal mask, which is a condition of its own.
             near = near if is_multiple is None else near & is_multiple
             if self.global_keys is not None:
                 near = near | self.global_keys[:, None, :]
@@ -184,6 +192,9 @@ class Mask:
 
 # --------------------------------------------------------------------------------------------------
 # Positions of texts within packed rows, and padding of rows.
+#
+# Patterns of attention start anew with each text, so that a text is computed as if it stood alone
+# in its row.
 
 
 def bounds(
@@ -198,6 +209,8 @@ def bounds(
     changes = ids[:, 1:] != ids[:, :-1]
     is_first = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
     is_last = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+    # Cumulative extremes replace a loop over texts, because the number of texts is unknown while
+    # the function is traced.
     first = jax.lax.cummax(jnp.where(is_first, positions, 0), axis=1)
     last = jax.lax.cummin(jnp.where(is_last, positions, ids.shape[1]), axis=1, reverse=True)
     return first, last
@@ -226,13 +239,17 @@ def padded(
 # --------------------------------------------------------------------------------------------------
 # Attention that materializes the score matrix, either the whole matrix or, for causal attention,
 # one block of queries at a time.
+#
+# `dot_product` supports every mask and every option, so it is the fallback of `attention.pick`, and
+# the other kernels must agree with it.
 
 # The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks,
 # which is bounded because each block is compiled separately.
 _MIN_QUERY_BLOCK = 64
 _MAX_QUERY_BLOCKS = 8
-# The longest sequence whose weights `causal_blocks` saves for the backward pass. For longer ones,
-# the backward pass recomputes the weights of this many queries at a time.
+# The longest sequence whose weights `causal_blocks` saves for the backward pass. The weights grow
+# with the square of the length, so for longer sequences the backward pass recomputes those of this
+# many queries at a time.
 _LONGEST_SAVED = 4096
 _QUERIES_OF_PART = 256
 
@@ -285,18 +302,23 @@ def attention_weights(
 ) -> Float[Array, "B H Q K"]:
     """Returns softmax(q k^T scale + bias) over the visible keys, float32."""
     batch, queries, heads, head_dim = q.shape
+    # The queries are scaled rather than the scores, because a long row has far more scores.
     scaled = q / math.sqrt(head_dim) if scale is None else q * scale
     if heads != k.shape[2]:
-        # Query heads that share a key head become further queries of that head.
+        # Query heads that share a key head become further queries of that head, so that the keys
+        # are not repeated.
         groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
         scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
+    # The scores are summed up and kept in float32, because an absolute error of a score is a
+    # relative error of its weight.
     scores = jnp.einsum("bqhd,bkhd->bhqk", scaled, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, queries, k.shape[1])
     if bias is not None:
         scores = scores + bias
     visible = mask.dense(queries, k.shape[1])
     if visible is not None:
-        # The lowest finite number instead of -inf: the softmax over a row of -inf would be NaN.
+        # Hidden scores are the lowest finite number instead of -inf, because the softmax over a row
+        # of -inf would be NaN.
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -334,6 +356,8 @@ def causal_blocks(
             dropout,
             bias=None if bias is None else bias[:, :, start:stop, :stop],
             scale=scale,
+            # The numbers are positions in the whole row, so that the dropout mask does not depend
+            # on the blocks.
             query_numbers=jnp.arange(start, stop)[None],
         )
         for start, stop in zip(bounds, bounds[1:])
@@ -364,8 +388,11 @@ def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Qu
         options = dict(bias=bias, scale=scale, query_numbers=numbers)
         return dot_product(q, k, v, mask.replace(query_slots=numbers, **fields), dropout, **options)
 
+    # Only these are split, because the other fields have no axis of queries.
     names = ("query_segments", "query_ranks", "global_queries")
     fields = {name: split(getattr(mask, name)) for name in names}
     inputs = (split(query_numbers), split(q), split(bias, axis=2), fields)
+    # This is a loop rather than a vmap, because a vmap would compute the scores of all parts at
+    # once.
     parts = jax.lax.map(on_part, inputs)
     return jnp.moveaxis(parts, 0, 1).reshape(batch, -1, *head)[:, :queries]

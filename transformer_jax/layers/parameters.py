@@ -19,7 +19,7 @@ from transformer_jax.distributed import sharding
 # product, so that sharding and optimizers need no list of parameter names. Modules declare
 # auxiliary losses.
 
-Path = tuple[str, ...]  # the path of a parameter, such as ("norm", "scale")
+Path = tuple[str, ...]
 
 
 def names(path) -> Path:
@@ -117,6 +117,9 @@ def sown_losses(collections: dict) -> dict[str, jax.Array]:
 
 # --------------------------------------------------------------------------------------------------
 # The names of the tensors in a tree of parameters, such as "norm/scale".
+#
+# A name leaves out the boxes that hold logical axes, so that it is the same in boxed and in unboxed
+# trees.
 
 
 def tensors_by_name(tree) -> dict:
@@ -152,8 +155,11 @@ def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
 
 # --------------------------------------------------------------------------------------------------
 # Trees of parameters: splitting them into trained and frozen ones, and merging them again.
+#
+# Frozen parameters are a tree of their own, so that neither gradients nor optimizer states exist
+# for them.
 
-Tree = dict  # of dicts of arrays
+Tree = dict
 
 
 def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
@@ -182,6 +188,9 @@ def merged(tree: Tree, other: Tree) -> Tree:
 
 # --------------------------------------------------------------------------------------------------
 # Affine maps, dropout, recomputation in the backward pass, and the dtype of the computation.
+#
+# Parameters are float32 and cast where they are used. If the optimizer added its small updates to
+# bfloat16 numbers, most of them would be rounded away.
 
 
 class Linear(nn.Module):

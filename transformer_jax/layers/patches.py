@@ -19,6 +19,9 @@ from transformer_jax.layers.parameters import Linear, declared
 
 # --------------------------------------------------------------------------------------------------
 # Images as sequences of square patches, and position embeddings of patches.
+#
+# Patches rather than pixels are the units, because the cost of attention grows with the square of
+# their number (Dosovitskiy et al. 2020, section 2).
 
 
 def check(model: Any) -> None:
@@ -67,6 +70,7 @@ def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
 
 def taken(x: Num[Array, "B N M"], places: Int[ArrayLike, "B K"]) -> Num[Array, "B K M"]:
     """Returns the vectors at the positions `places` of each row."""
+    # All positions are valid, so the default mode would check and fill with NaN for nothing.
     return jnp.take_along_axis(x, jnp.asarray(places)[..., None], axis=1, mode="clip")
 
 
@@ -77,9 +81,10 @@ def grid_sinusoids(rows: int, features: int) -> Float[np.ndarray, "N M"]:
     consists of the sines followed by the cosines of p / 10000^(4i/M) (He et al. 2021, section 3,
     and their code).
     """
-    rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))  # (M / 4,)
+    # NumPy computes in float64 and the result is rounded once, as in the published code.
+    rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))
     angles = np.arange(rows)[:, None] * rates
-    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # (rows, M / 2)
+    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     column_codes = np.tile(codes, (rows, 1))
     row_codes = np.repeat(codes, rows, axis=0)
     return np.concatenate([column_codes, row_codes], axis=1).astype(np.float32)
@@ -113,6 +118,9 @@ def interpolated(table: Float[ArrayLike, "N M"], rows: int) -> Float[Array, "_ M
 
 # --------------------------------------------------------------------------------------------------
 # The decoder of a masked autoencoder (He et al. 2021, section 3).
+#
+# It reads all patches, of which the encoder has read only the visible ones, so that it should be
+# far smaller than the encoder.
 
 
 class PatchDecoder(nn.Module):
@@ -165,6 +173,7 @@ class PatchDecoder(nn.Module):
         mlp = partial(MLP, d_ff=4 * self.d_model, activation=gelu, **linear)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_position="pre")
         x = Stack((block,), self.num_layers, name="layers")(x, mask=Mask(), train=train)
+        # The class token is left out, because it has no pixels to predict.
         x = norm(name="norm")(x[:, 1:]).astype(jnp.float32)
         output = Linear(
             (self.d_model,),

@@ -53,11 +53,15 @@ class Quantizer(nn.Module):
             kernel_init=nn.initializers.normal(1.0),
             name="logits",
         )(x.astype(jnp.float32))
+        # Both initializers are those of the published code of wav2vec 2.0, so that training starts
+        # from the same distribution of entries.
         part = self.width // self.codebooks
         init = declared(nn.initializers.uniform(1.0), (None, None))
         table = self.param("table", init, (self.codebooks * self.entries, part))
         noisy = logits
         if train:
+            # The argmax of logits with Gumbel noise is a sample of their softmax, so that training
+            # explores entries that are not the best ones.
             noisy = logits + jax.random.gumbel(self.make_rng("gumbel"), logits.shape)
         entries = noisy.argmax(axis=-1)
         chosen = jax.nn.one_hot(entries, self.entries)
@@ -67,6 +71,8 @@ class Quantizer(nn.Module):
             # Straight-through estimator. In this order of the sum the difference is exactly 0, so
             # that the vectors are exactly rows of the table.
             chosen = chosen + (soft - jax.lax.stop_gradient(soft))
+            # The probabilities are without noise and temperature, because the diversity loss is
+            # defined on them (Baevski et al. 2020, section 3.2).
             probabilities = jax.nn.softmax(logits)
         vectors = jnp.einsum("bpgv,gvd->bpgd", chosen, table.reshape(*shape, part))
         return Quantized(vectors.reshape(*x.shape[:2], self.width), entries, probabilities)

@@ -20,11 +20,8 @@ from transformer_jax.layers.parameters import Dropout, Linear, declared
 # Differentiating `jax.lax.scan` would compute and accumulate this gradient in every step. Here the
 # backward pass saves the two factors of the gradient and multiplies them once for all steps.
 
-# The matrices (I, O) of a step by name, each with a bias (O,), a bias for each position (L, *B, O),
-# or None.
 Weights = Mapping[str, tuple[Float[Array, "I O"], Float[Array, "*L O"] | None]]
 Product = Callable[[str, Float[Array, "*B I"]], Float[Array, "*B O"]]
-# (product, shared, (inputs, masks), state) -> (state, output)
 Step = Callable[[Product, Any, tuple[Any, Any], Any], tuple[Any, Any]]
 
 
@@ -38,8 +35,9 @@ def recur(
       step: a hashable function of `product`, `shared`, the inputs and masks of a position, and the
         state before it. It returns the state after the position and the output. `product(name, x)`
         is x W + b with the weights of that name, each of which a step uses once.
-      weights: the matrices and biases of `product`. An input that is added to a product should be
-        passed as its bias for each position, because it then takes no memory beside the product.
+      weights: the matrices (I, O) of `product` by name, each with a bias (O,), a bias for each
+        position (L, *B, O), or None. An input that is added to a product should be passed as its
+        bias for each position, because it then takes no memory beside the product.
       shared: a tree of arrays that all steps read, such as the keys of attention.
       positions: inputs and masks, two trees of arrays (L, ...). A mask has no gradient.
       state: a tree of arrays, the state before the first position.
@@ -74,7 +72,8 @@ def _forward(step, weights, shared, positions, state):
 def _backward(step, residuals, gradients):
     weights, shared, (inputs, masks), states, products = residuals
     d_outputs, d_last = gradients
-    # Transposed once, outside the loop, because XLA on CPU is faster with row-major matrices.
+    # The matrices are transposed once, outside the loop, because XLA on CPU is faster with
+    # row-major ones.
     transposed = {name: matrix.T for name, (matrix, _) in weights.items()}
 
     def one(carry, position):
@@ -92,6 +91,7 @@ def _backward(step, residuals, gradients):
 
         _, pull_back, factors = jax.vjp(replayed, products, shared, inputs, state, has_aux=True)
         d_products, added, d_inputs, d_state = pull_back((d_state, d_output))
+        # A step may use shared arrays in any way, so their gradients must be added up step by step.
         d_shared = jax.tree.map(jnp.add, d_shared, added)
         return (d_state, d_shared), (d_inputs, factors, d_products)
 
@@ -113,8 +113,9 @@ recur.defvjp(_forward, _backward)
 
 def _weight_gradients(weights, factors, d_products, name):
     matrix, bias = weights
-    x = factors[name].reshape(-1, matrix.shape[0])  # (L * B, I)
-    d_product = d_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
+    # Steps and rows become one axis, so that a single product sums over both.
+    x = factors[name].reshape(-1, matrix.shape[0])
+    d_product = d_products[name].reshape(-1, matrix.shape[1])
     d_bias = None
     if bias is not None:
         d_bias = d_product.sum(axis=0) if bias.ndim == 1 else d_products[name]
@@ -136,6 +137,7 @@ def _with_value_forward(x, transposed, value):
 
 
 def _with_value_backward(transposed, gradient):
+    # The matrix gets zeros, because its gradient is computed after the loop, for all steps at once.
     return gradient @ transposed, jnp.zeros_like(transposed), gradient
 
 
@@ -149,7 +151,6 @@ _with_value.defvjp(_with_value_forward, _with_value_backward)
 # as one product. If a cell `adds_input` to its product "recurrent", the projection can be the bias
 # of this product, and the cell then receives None as its input.
 
-# The first array is the output.
 State = tuple[Float[Array, "B _"], ...]
 Name = Literal["rnn", "gru", "gru_reset_before", "lstm"]
 
@@ -299,6 +300,9 @@ def zero_state(cell: Cell, rows: int, dtype: jnp.dtype) -> State:
 
 # --------------------------------------------------------------------------------------------------
 # Recurrent layers: unidirectional, bidirectional, and stacks of layers.
+#
+# Rows may be padded and may hold several texts. Every layer therefore takes masks that tell where
+# its state stays unchanged and where it is reset.
 
 
 class Unidirectional(nn.Module):
@@ -325,8 +329,8 @@ class Unidirectional(nn.Module):
         *,
         train: bool = False,
     ) -> tuple[Float[Array, "B L F"], tuple]:
-        # Transposed before the projection, because the gates make the array larger.
-        x = jnp.moveaxis(x, 1, 0)  # (L, B, M)
+        # The inputs are transposed before the projection, because the gates make the array larger.
+        x = jnp.moveaxis(x, 1, 0)
         restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
         masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
         if self.reverse:
@@ -339,6 +343,7 @@ class Unidirectional(nn.Module):
             name="input",
         )(x)  # (L, B, gates, width)
         weights = recurrent_weights(self, self.cell, x.dtype)
+        # `shared`, because the first axis of a matrix is not a batch.
         dropout = Dropout(self.weight_dropout, shared=True)
         weights = {
             name: (dropout(matrix, train=train), bias) for name, (matrix, bias) in weights.items()
@@ -358,6 +363,8 @@ class Unidirectional(nn.Module):
 
     @property
     def _step(self):
+        # The states after each position take memory, so they are outputs of the step only if asked
+        # for.
         return whole_step if self.all_states else masked_step
 
 
@@ -370,6 +377,8 @@ def recurrent_weights(
     """
     weights = {}
     for name, shape in cell.matrices.items():
+        # Orthogonal matrices keep the norm of a state over many steps, so that gradients neither
+        # vanish nor explode at the start.
         init = declared(nn.initializers.orthogonal(), ("mlp", None), decays=True, inputs=1)
         matrix = module.param(name + ending, init, shape, jnp.float32)
         weights[name] = (jnp.asarray(matrix, dtype), None)
@@ -378,7 +387,7 @@ def recurrent_weights(
         init = declared(nn.initializers.zeros, ("mlp",))
         bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)
         bias = bias.astype(dtype)
-        # The other gates have their biases in the input projection.
+        # The other gates get zeros, because their biases are in the input projection.
         others = (cell.gates - 1) * cell.width
         weights["recurrent"] = (weights["recurrent"][0], jnp.pad(bias, (others, 0)))
     return weights
@@ -463,6 +472,8 @@ class Stack(nn.Module):
                 before = None if states is None else states[layer]
                 one = Unidirectional(self.cell, all_states=self.all_states, name=name)
                 y, after = one(x, filled, before, begins)
+            # The first layer has no residual connection, because its input may have another width
+            # than its output.
             x = x + y if self.residual and layer else y
             if layer + 1 < self.num_layers:
                 x = Dropout(self.dropout)(x, train=train)
@@ -532,9 +543,13 @@ def is_kept(
     rate: float,
 ) -> Bool[Array, "*S"]:
     """Returns True with probability 1 - rate for each query and key."""
+    # The query is mixed before it meets the key. Otherwise all pairs with the same XOR of both
+    # would share a number.
     by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
-    # The odd factor 2^32 / golden ratio spreads successive keys over all bits.
+    # The key is multiplied, because the odd factor 2^32 / golden ratio spreads successive keys over
+    # all bits.
     by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
+    # The numbers are compared as integers, so that all kernels and platforms drop the same weights.
     return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))
 
 

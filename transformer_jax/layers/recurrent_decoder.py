@@ -22,6 +22,9 @@ from transformer_jax.layers.recurrent import Cell, Product, Stack, Weights, recu
 
 # --------------------------------------------------------------------------------------------------
 # Attention of a recurrent decoder: a score for each source position, and a window of positions.
+#
+# The scores are functions of `product` rather than Linen modules, because `recur` replays the steps
+# and computes the gradients of the matrices itself.
 
 Score = Literal["content", "additive", "location", "general", "dot", "scaled_dot"]
 Window = Literal["all", "monotonic", "predicted"]
@@ -63,11 +66,13 @@ class Attend:
         `source` holds the arrays of `RecurrentAttention.source` and `RecurrentAttention.vectors`.
         """
         scores = self._scores(product, source, query).astype(jnp.float32)
-        positions = source["positions"][:, None]  # (B, 1, S)
+        positions = source["positions"][:, None]
         factor = 1.0
         if self.window != "all":
-            lengths = visible.sum(axis=-1)  # (B, Q)
+            lengths = visible.sum(axis=-1)
             if self.window == "monotonic":
+                # The center is limited, because the window would be empty beyond the end of the
+                # source.
                 center = jnp.minimum(target_positions, lengths - 1.0)
             else:
                 hidden = jnp.tanh(product("place", query)).astype(jnp.float32)
@@ -76,6 +81,8 @@ class Attend:
             visible = visible & (jnp.abs(distance) <= self.radius)
             if self.window == "predicted":
                 factor = jnp.exp(-2 * (distance / self.radius) ** 2)
+        # Hidden scores are finite, because the softmax over a row of -inf, such as padding, would
+        # be NaN.
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
         # As in the paper, the weights are not normalized again after the Gaussian.
         weights = jax.nn.softmax(scores, axis=-1) * factor
@@ -86,15 +93,16 @@ class Attend:
         match self.score:
             case "content":
                 keys = product("query", query)
+                # The epsilon keeps the cosine of a zero vector finite.
                 keys = keys / (jnp.linalg.norm(keys, axis=-1, keepdims=True) + 1e-6)
-                strength = jax.nn.softplus(product("strength", query))  # (B, Q, 1)
+                strength = jax.nn.softplus(product("strength", query))
                 return strength * jnp.einsum("bqd,bsd->bqs", keys, source["keys"])
             case "additive":
                 queries = product("query", query)
                 sums = jnp.tanh(queries[:, :, None] + source["keys"][:, None])  # (B, Q, S, A)
                 return sums @ source["energy"]
             case "location":
-                by_position = product("query", query)  # (B, Q, positions)
+                by_position = product("query", query)
                 positions = source["positions"].astype(jnp.int32)[:, None]
                 shape = (*by_position.shape[:2], positions.shape[-1])
                 return jnp.take_along_axis(by_position, jnp.broadcast_to(positions, shape), -1)
@@ -107,7 +115,7 @@ class Attend:
         `sizes` are the widths of a query and an annotation, and the largest number of positions.
         """
         query, width, positions = sizes
-        total = 2.0 * queries * keys * width  # the weighted sum
+        total = 2.0 * queries * keys * width
         match self.score:
             case "content":
                 total += parameters.dense(queries, query, width + 1) + 2 * queries * keys * width
@@ -178,6 +186,8 @@ class RecurrentAttention(nn.Module):
         if self.attend.score == "additive":
             vectors["energy"] = self.energy.astype(self.dtype)
         if self.attend.window == "predicted":
+            # This vector stays float32 like the predicted position, because bfloat16 cannot hold
+            # every position above 256.
             vectors["place"] = self.place_energy
         return vectors
 
@@ -211,6 +221,8 @@ class RecurrentAttention(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # The encoders of a recurrent decoder: recurrent in one or both directions, or a Transformer.
+#
+# All of them take segment ids, because the sources of a packed row must not influence each other.
 
 
 class RecurrentEncoder(nn.Module):
@@ -235,6 +247,8 @@ class RecurrentEncoder(nn.Module):
     ) -> tuple[Float[Array, "B S D"], tuple[Any, ...], Float[Array, "B S F"]]:
         first, last = bounds(segments)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), segments.shape)
+        # The order is reversed, so that the first words of source and target are close to each
+        # other (Sutskever et al. 2014, section 3.3).
         is_moved = self.reverse & (positions < last)
         order = jnp.where(is_moved, first + last - 1 - positions, positions)
         x = at(x, order) if self.reverse else x
@@ -249,6 +263,8 @@ class RecurrentEncoder(nn.Module):
         begins, ends = positions == first, positions == last
         x, layers = stack(x, segments > 0, begins=begins, ends=ends, train=train)
         if self.bidirectional:
+            # The summary is at the first word, because the backward direction has read the whole
+            # source there (Bahdanau et al. 2014, appendix A.2.2).
             summary = at(layers[-1][1][0], first)
             layers = [
                 [jnp.concatenate([at(x, last), at(y, first)], axis=-1) for x, y in zip(*layer)]
@@ -296,11 +312,15 @@ class TransformerEncoder(nn.Module):
             dropout=self.dropout,
         )
         positions = jnp.arange(x.shape[1]) - bounds(segments)[0]
+        # The embeddings are scaled as in Vaswani et al. 2017, section 3.4, so that the positions do
+        # not outweigh the words.
         x = x * math.sqrt(d_model) + sinusoids(positions, d_model).astype(x.dtype)
         mask = Mask(query_segments=segments, key_segments=segments)
         x = Blocks((block,), self.num_layers, name="layers")(x, mask=mask, train=train)
         x = LayerNorm(1e-6, name="norm")(x)
-        same = (segments[:, None] == segments[:, :, None]).astype(x.dtype)  # (B, S, S)
+        # A product with this matrix (B, S, S) averages each source and repeats the mean at all of
+        # its positions, for any number of sources in a row.
+        same = (segments[:, None] == segments[:, :, None]).astype(x.dtype)
         return x, (), same @ x / same.sum(axis=-1, keepdims=True)
 
     @nn.nowrap
@@ -312,6 +332,8 @@ class TransformerEncoder(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # A recurrent decoder: stacked cells with attention before them, after them, or without attention.
+#
+# `Step` is a frozen dataclass rather than a module, because `recur` needs a hashable function.
 
 # none: no attention. before: the query is the state before the step, and the context is an input of
 # the first cell (Bahdanau et al. 2014). after: the query is the new output of the last cell, and
@@ -338,7 +360,8 @@ class Step:
 
     def __call__(self, product: Product, source: dict[str, Array], position: tuple, state: tuple):
         (x, first, kept), masks = position
-        if first is not None:  # reset the state where a text of a packed row begins
+        # A text of a packed row must not continue from the state of the text before it.
+        if first is not None:
             begins = masks["begins"][:, None]
             state = jax.tree.map(lambda new, old: jnp.where(begins, new, old), first, state)
         states, fed = state
@@ -346,6 +369,8 @@ class Step:
         if self.place == "before":
             context, weights = self._attended(product, source, query, masks)
             output = jnp.concatenate([query, context], axis=-1)
+            # Two projections are added instead of projecting input and context concatenated,
+            # because that of the inputs has been computed for all positions at once.
             x = x + product("feed", context).reshape(x.shape)
         elif self.feeds:
             x = x + product("feed", fed).reshape(x.shape)
@@ -455,6 +480,7 @@ class RecurrentLayers(nn.Module):
     ) -> dict[str, Array]:
         """Returns the arrays (B, S, ...) of the source that all steps read."""
         if not self.step.attend:
+            # No step reads the annotations, so the state of decoding need not hold them.
             return {"values": annotations[..., :0]}
         return self.cross_attention.source(annotations, positions)
 
@@ -476,7 +502,8 @@ class RecurrentLayers(nn.Module):
         text begins. `masks` are "begins" (B, T), "visible" (B, T, S), and "at" (B, T), the position
         of each token in its text.
         """
-        # Drawn in advance for all steps, because the backward pass of `recur` replays the steps.
+        # The masks are drawn in advance for all steps, because the backward pass of `recur` replays
+        # the steps.
         dropout_mask = None
         if train and self.dropout:
             shape = (len(self.step.cells) - 1, x.shape[1], len(x), self.d_model)
@@ -505,6 +532,7 @@ class RecurrentLayers(nn.Module):
         """
         weights = self.weights()
 
+        # Decoding needs no gradient, so that this product saves nothing, unlike the one of `recur`.
         def product(name, x):
             matrix, bias = weights[name]
             return x @ matrix if bias is None else x @ matrix + bias

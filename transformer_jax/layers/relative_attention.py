@@ -18,8 +18,9 @@ from transformer_jax.layers.parameters import Dropout, Linear, declared
 # --------------------------------------------------------------------------------------------------
 # Attention by content and by distance, with a memory of earlier rows (Dai et al. 2019, section 3).
 #
-# XLNet adds a second stream of queries and relative segment encodings (Yang et al. 2019, section
-# 2).
+# Positions must be relative, because a remembered key is at another position in each later row
+# (section 3.3). XLNet adds a second stream of queries and relative segment encodings (Yang et al.
+# 2019, section 2).
 
 
 @struct.dataclass
@@ -46,7 +47,7 @@ def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "
     holds sines, the second half cosines, as in the published code of Dai et al. 2019.
     """
     distances = jnp.arange(memory + length - 1, -length, -1)
-    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
     angles = distances[:, None] * rates
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
@@ -78,7 +79,7 @@ class RelativeAttention(Attention):
     ) -> Float[Array, "B Q M"]:
         targets = relations.targets
         length = x.shape[1] - (0 if targets is None else targets.shape[1])
-        source = self._with_memory(x[:, :length], relations.remembered)  # (B, K, M)
+        source = self._with_memory(x[:, :length], relations.remembered)
         q = activations.named(self, "queries", self._project("query", x, self.num_heads))
         k = activations.named(self, "keys", self._project("key", source, self.num_heads))
         v = activations.named(self, "values", self._project("value", source, self.num_heads))
@@ -89,6 +90,8 @@ class RelativeAttention(Attention):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         observe = partial(activations.named, self, "weights")
         q = q + self._vector("content_bias", q.dtype)
+        # The bias is scaled here, because `dot_product` scales the product of queries and keys
+        # only.
         y = attention.dot_product(
             q, k, v, mask, dropout, bias=bias * scale, scale=scale, observe=observe
         )
@@ -98,6 +101,8 @@ class RelativeAttention(Attention):
         """Returns the memory followed by the row, and updates the memory."""
         if not self.has_variable("state", "memory"):
             return row
+        # Gradients end here, because the activations that led to the memory were freed with their
+        # update (section 3.2).
         memory = jax.lax.stop_gradient(self.get_variable("state", "memory"))
         longer = jnp.concatenate([memory, row[:, :remembered]], axis=1)
         self.put_variable("state", "memory", jax.lax.stop_gradient(longer[:, remembered:]))
@@ -115,12 +120,14 @@ class RelativeAttention(Attention):
             kernel_init=self.kernel_init,
             dtype=self.dtype,
             name="distance",
-        )(relations.encodings)  # (N, H, D)
+        )(relations.encodings)
         q = q + self._vector("distance_bias", q.dtype)
         scores = jnp.einsum("bqhd,nhd->bhqn", q, distances, preferred_element_type=jnp.float32)
         by_distance = shifted(scores[:, :, :length], keys)
         if relations.targets is None:
             return by_distance
+        # Targets have slices of their own, because they are at arbitrary positions instead of being
+        # shifted by one from query to query.
         target_scores = _shifted_to(scores[:, :, length:], length - 1 - relations.targets, keys)
         return jnp.concatenate([by_distance, target_scores], axis=2)
 
@@ -162,7 +169,7 @@ def _shifted_to(
     """Returns K columns of the scores of each query, from its own start."""
 
     def part(scores, start):
-        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)  # (H, K)
+        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)
 
     parts = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
     return parts(scores, starts)
@@ -170,8 +177,12 @@ def _shifted_to(
 
 # --------------------------------------------------------------------------------------------------
 # Attention whose scores are added to those of the layer below (He et al. 2020, section 3).
+#
+# Every layer needs the whole score matrix of the layer below, so that none of the other kernels
+# serves.
 
-# The hidden states of a layer, and its scores float32 before the mask.
+# The hidden states of a layer, and its scores before the mask. The scores are float32, because they
+# are a sum over all layers below.
 Carried = tuple[Float[Array, "B L M"], Float[Array, "B H L L"]]
 
 
@@ -193,7 +204,7 @@ class ResidualAttention(Attention):
         train: bool = False,
     ) -> Carried:
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))
         products = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
         scores = products * self.head_dim**-0.5 + scores
         visible = mask.dense(x.shape[1], x.shape[1])

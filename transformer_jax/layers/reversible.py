@@ -70,6 +70,7 @@ class ReversibleBlock(nn.Module):
         batch, length, features = x.shape
         if length <= size:
             return self.mlp(x, train=train)
+        # The MLP treats positions one by one, so the padding needs no mask.
         chunks = jnp.pad(x, ((0, 0), (0, -length % size), (0, 0)))
         chunks = chunks.reshape(batch, -1, size, features)
 
@@ -77,6 +78,8 @@ class ReversibleBlock(nn.Module):
             return carry, mlp(x, train=train)
 
         scan = nn.scan(
+            # In a loop, XLA cannot merge the recomputation with the forward pass, so nothing must
+            # prevent it.
             nn.remat(on_chunk, prevent_cse=False),
             variable_broadcast="params",
             split_rngs={"params": False, "dropout": True},
@@ -106,12 +109,14 @@ class ReversibleStack(Stack):
     ) -> Pair:
         if not (train and self.reversed):
             return super().__call__(x, mask=mask, train=train, decode=decode, **options)
+        # The custom gradient is a function of arrays, so it takes the parameters out of Linen.
         params = self.variables["params"][self._name]
         names = [f"block_{index}" for index in range(len(self.blocks))]
         by_block = [params] if len(names) == 1 else [params[name] for name in names]
         # The keys are split here, not by Linen, so that the backward pass can draw each layer's
         # dropout again.
         keys = jax.random.split(self.make_rng("dropout"), (self._repeats, len(names)))
+        # Without a parent, a block can be applied to the parameters of any layer.
         layers = _Layers([block(parent=None) for block in self.blocks], self.unroll)
         return layers.outputs(by_block, x, keys, (mask, options))
 
@@ -130,6 +135,7 @@ class _Layers:
         (repeats, blocks) are the PRNG keys of the dropout of each layer.
         """
 
+        # All traced values are arguments, because a custom gradient must not close over any.
         @jax.custom_vjp
         def outputs(params, x, keys, context):
             return self.forward(params, x, keys, context)[0]
@@ -181,7 +187,9 @@ class _Layers:
             reverse=True,
             unroll=self._scanned,
         )
-        return d_params, d_inputs, None, None  # none for PRNG keys and the mask
+        # The last two gradients are None, because PRNG keys have none and nothing of the context is
+        # learned.
+        return d_params, d_inputs, None, None
 
     @property
     def _scanned(self) -> int:
@@ -215,6 +223,7 @@ def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair,
     y, pull_back_mlp = jax.vjp(fed, params, y1)
     x2 = y2 - y
     d_mlp, d_input = pull_back_mlp(d_y2)
+    # The gradient has two terms, because y1 is an output of the block and the input of g.
     d_y1 = d_y1 + d_input
     y, pull_back_attention = jax.vjp(lambda params, x: attended(params, x, buckets)[0], params, x2)
     x1 = y1 - y

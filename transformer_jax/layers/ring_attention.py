@@ -52,7 +52,9 @@ def ring(
     The mesh must divide the batch, the heads and both lengths. A query without visible keys has the
     output 0 and adds nothing to the gradients.
     """
+    # The queries stay on their device, so they are scaled once instead of the scores in each turn.
     scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
+    # In a scan over layers the window is traced, so each device must get it as an argument.
     window = None if mask.window is None else jnp.asarray(mask.window)
     arguments = (scaled, k, v, mask.query_segments, mask.key_segments, window)
     axes = (_HEADS, _HEADS, _HEADS, _SEGMENTS, _SEGMENTS, ())
@@ -71,6 +73,8 @@ def _on_device(ring: "_Ring", causal: bool, *arguments: jax.Array | None) -> jax
     q = _tiles(q.reshape(batch, length, k.shape[2], -1, head_dim))
     arrays = (q.transpose(0, 1, 3, 4, 2, 5), _tiles(k).swapaxes(2, 3), _tiles(v).swapaxes(2, 3))
     places = (ring.places(length, query_segments), ring.places(k.shape[1], key_segments))
+    # Only a causal mask gives the devices unequal work. Otherwise moving the tiles would be in
+    # vain.
     is_unbalanced = causal and ring.size > 1
     if is_unbalanced:
         arrays, places = jax.tree.map(ring.balanced, (arrays, places))
@@ -124,6 +128,7 @@ class _Ring:
     def balanced(self, x: jax.Array) -> jax.Array:
         """Moves tiles (N, ...) from chunks 2i and 2i+1 on device i to chunks i and 2s-1-i."""
         evens, odds = jnp.split(x, 2)
+        # There are two calls, because a device sends one array in a ppermute, but has two chunks.
         evens = jax.lax.ppermute(evens, self.axes, self._moves(0))
         odds = jax.lax.ppermute(odds, self.axes, self._moves(1))
         return self._exchanged(evens, odds)
@@ -163,8 +168,8 @@ class _Ring:
         """
 
         def attend(keys, q_state, k_state):
-            # The state of the keys from the previous turn travels while the device computes its own
-            # contribution, which starts from zeros and is added on arrival.
+            # The contribution of this turn starts from zeros and is added on arrival, so that the
+            # state from the previous turn travels while the device computes.
             arriving = self.sent(k_state)
             zeros = jax.tree.map(jnp.zeros_like, k_state)
             q_state, added = _pairs(update, queries, keys, mask, (q_state, zeros))
@@ -193,7 +198,8 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
         def on_keys(q_state, part):
             (k_arrays, k_places), k_state = part
             sizes = (q_arrays[0].shape[-2], k_arrays[0].shape[-2])
-            # Slots are relative to the tile of keys, which the mask assumes to start at slot 0.
+            # Slots are relative to the tile of keys, because the mask assumes that the keys start
+            # at slot 0.
             by_position = mask.replace(query_slots=q_places.starts - k_places.starts)
             is_near = by_position.dense(*sizes)
             visible = by_position.replace(
@@ -236,7 +242,8 @@ def _forward(ring: _Ring, q, k, v, positions: tuple):
     (y, highest, total), _ = ring.around(
         _attend, ((q,), query_places), ((k, v), key_places), mask, (state, ())
     )
-    total = jnp.where(total == 0, 1, total)  # queries without visible keys
+    # A query without visible keys would divide 0 by 0. With a total of 1, its output is 0.
+    total = jnp.where(total == 0, 1, total)
     y = (y / total[..., None]).astype(v.dtype)
     return y, (q, k, v, positions, y, highest + jnp.log(total))
 
@@ -249,6 +256,7 @@ def _attend(states: tuple, queries: tuple, keys: tuple, visible) -> tuple:
     scores = _scores(q, k, visible)
     new_highest = jnp.maximum(highest, scores.max(axis=-1))
     weights = jnp.exp(scores - new_highest[..., None])
+    # Earlier sums must be rescaled, because they were scaled by the former maximum.
     factor = jnp.exp(highest - new_highest)
     y = y * factor[..., None] + _product("bgrqk,bgkd->bgrqd", weights.astype(v.dtype), v)
     return (y, new_highest, total * factor + weights.sum(axis=-1)), k_state
@@ -256,7 +264,12 @@ def _attend(states: tuple, queries: tuple, keys: tuple, visible) -> tuple:
 
 def _backward(ring: _Ring, saved: tuple, dy) -> tuple:
     q, k, v, (query_places, key_places, mask), y, log_total = saved
+    # The gradient of the softmax needs the sum of weights times their gradients over all keys. It
+    # equals the product of output and output gradient (Dao et al. 2022, appendix B.4), which this
+    # device has already, whereas the sum would need a turn of its own.
     mean = jnp.sum(y.astype(jnp.float32) * dy, axis=-1)
+    # The gradients are float32, because they are sums over all pairs of tiles, and bfloat16 would
+    # round each partial sum.
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
     queries = ((q, dy, mean, log_total), query_places)
     keys = ((k, v), key_places)
@@ -268,6 +281,8 @@ def _attend_backward(states: tuple, queries: tuple, keys: tuple, visible) -> tup
     dq, (dk, dv) = states
     q, dy, mean, log_total = queries
     k, v = keys
+    # A hidden key gets the weight exp(-inf) = 0, even if the query sees no key, because `log_total`
+    # is always finite.
     weights = jnp.exp(_scores(q, k, visible) - log_total[..., None])
     d_weights = _product("bgrqd,bgkd->bgrqk", dy, v)
     d_scores = (weights * (d_weights - mean[..., None])).astype(q.dtype)

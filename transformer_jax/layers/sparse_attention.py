@@ -21,8 +21,10 @@ from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.masks import Keys, Mask, Queries, at, dot_product, padded, places_of
 from transformer_jax.layers.recurrent import WeightDropout
 
-# The sets of keys to which the heads of a layer attend. "split": the first half of the heads
-# attends to near keys, the second half to far keys.
+# The sets of keys to which the heads of a layer attend: the three ways in which the paper combines
+# near and far keys (section 5.1). Layers alternate between "near" and "far", all heads attend to
+# "both", or with "split" the first half of the heads attends to near keys, the second half to far
+# keys.
 Attends = Literal["near", "far", "both", "split"]
 
 
@@ -82,8 +84,11 @@ class Pattern:
         return float(pairs[attends].sum())
 
 
+# The score of a hidden key. It is finite, because the softmax over scores that are all -inf is NaN.
 _HIDDEN = jnp.finfo(jnp.float32).min
-# Draws the dropout of attention weights for a number of rows and heads; None: no dropout.
+# Draws the dropout of attention weights for a number of rows and heads; None: no dropout. It is a
+# function, because blocks and columns become rows of a larger batch, whose size only the code below
+# knows.
 Drawn = Callable[[int, int], WeightDropout | None]
 
 
@@ -162,6 +167,7 @@ def dense(
     def shown(weights):
         return observe(jnp.where(visible, weights, 0.0))
 
+    # A mask is the same for all heads, but the halves of a split pattern are not, hence the bias.
     bias = jnp.where(visible, 0.0, _HIDDEN)
     return dot_product(q, k, v, Mask(), drawn(len(q), heads), bias=bias, observe=shown)
 
@@ -183,6 +189,8 @@ def sparse(
     length = q.shape[1]
     padding = -length % pattern.stride
     arrays = [padded(x, padding) for x in (q, k, v)]
+    # Without segments, the padding needs no mask: it follows all other keys, and the mask is
+    # causal.
     segments = padded(mask.key_segments, padding)
     mask = Mask(causal=True, query_segments=segments, key_segments=segments)
     if attends == "split":
@@ -199,6 +207,7 @@ def _to_set(q, k, v, mask: Mask, pattern: Pattern, *, attends: Attends, drawn: D
     """Attention of all heads to the same set of keys. The stride must divide the length."""
     match attends, pattern.name:
         case "near", "strided":
+            # Near keys of this pattern are a sliding window, for which there are fused kernels.
             return _attention(q, k, v, mask.replace(window=pattern.stride), drawn)
         case "near", "fixed":
             return _to_own_block(q, k, v, mask, pattern, drawn=drawn)
@@ -218,12 +227,15 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
     """Attention to the keys of the query's own block."""
     stride, length = pattern.stride, q.shape[1]
     if mask.key_segments is None:
-        # Blocks are aligned with the row and become rows of the batch.
-        blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]  # (B L / l, l, H, D)
+        # Blocks are aligned with the row, so that they can become rows of the batch with an
+        # ordinary causal mask.
+        blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]
         return _attention(*blocks, Mask(causal=True), drawn).reshape(q.shape)
     # In a packed row, blocks may start at any slot, so each block becomes a segment.
     first = jnp.arange(length) - places_of(mask.key_segments, length) % stride
     segments = jnp.where(mask.key_segments > 0, first + 1, 0)
+    # No block is longer than `stride`. The window hides nothing, but lets kernels skip other
+    # blocks.
     mask = mask.replace(window=stride, query_segments=segments, key_segments=segments)
     return _attention(q, k, v, mask, drawn)
 
@@ -272,7 +284,10 @@ class _Far:
         # Packed texts have at most as many far keys in total as a single text of the same length.
         count = length // stride * pattern.num_summaries
         is_far = pattern.is_summary(places_of(segments, length))
-        slots = jnp.argsort(~is_far, axis=1, stable=True)[:, :count]  # those of far keys first
+        # The number of far keys depends on the texts, but an array needs a fixed size. The stable
+        # sort puts far keys first, in the order of the row, and segment 0 hides the keys that fill
+        # it up.
+        slots = jnp.argsort(~is_far, axis=1, stable=True)[:, :count]
         segments = jnp.where(at(is_far, slots), at(segments, slots), 0)
         keys, values = (at(x, jnp.broadcast_to(slots, (len(x), count))) for x in (k, v))
         return cls(keys, values, slots[:, None], segments[:, None])
@@ -324,6 +339,7 @@ def _by_blocks(
             scores.append(_float32("bqhd,bkhd->bhqk", queries, block["keys"]))
         is_visible = jnp.concatenate(visible, axis=-1)[:, None]
         shown = jnp.where(is_visible, jnp.concatenate(scores, axis=-1), _HIDDEN)
+        # Without visible keys, the softmax of a query would be uniform over all hidden ones.
         weights = jnp.where(is_visible, jax.nn.softmax(shown, axis=-1), 0.0)
         if dropout is not None:
             # The numbers of far and near keys must differ, because dropout is a function of them.
@@ -353,5 +369,6 @@ def _blocks(x: Shaped[Array, "B L *axes"], size: int) -> Shaped[Array, "N B l *a
 
 def _with_previous(blocks: Shaped[Array, "N B l *axes"]) -> Shaped[Array, "N B k *axes"]:
     """Prepends to each block the previous one, and zeros to the first block."""
+    # These zeros include the segment ids, so that no query of the first block sees the zero keys.
     previous = jnp.concatenate([jnp.zeros_like(blocks[:1]), blocks[:-1]])
     return jnp.concatenate([previous, blocks], axis=2)

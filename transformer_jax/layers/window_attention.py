@@ -50,10 +50,12 @@ def windowed(
     def within(window: int | None, dilation: int = 1) -> Queries:
         reach = length if window is None else window
         if dilation == 1 and reach >= length:
+            # Such a window hides nothing, so blocks would only repeat keys.
             full = causal_blocks if mask.causal else dot_product
             return full(q, k, v, mask.undilated().replace(window=None), dropout, scale=scale)
         arrays = _Arrays.of(q, k, v, mask, global_positions).dilated(dilation)
         reach = min(reach, arrays.queries.shape[1])
+        # The parts of a dilated row share its seeds. `_Arrays.numbers` tells their positions apart.
         row_dropout = dropout if dropout is None else dropout.repeated(dilation)
         y = _by_blocks(arrays, mask.undilated().replace(window=reach), row_dropout, scale)
         return _interleaved(y, dilation)[:, :length]
@@ -84,6 +86,7 @@ class _Arrays:
         if positions is None:
             return cls(q, query_segments, (k, v, segments), None, None)
         rows, indices = jnp.arange(batch)[:, None], jnp.maximum(positions, 0)
+        # Segment 0 hides the key of an unused entry, which is the key at position 0.
         global_segments = jnp.where(positions < 0, 0, segments[rows, indices])
         global_keys = (k[rows, indices], v[rows, indices], global_segments)
         # Windows hide the global keys, which would otherwise count twice.
@@ -127,7 +130,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
-    # The padding of keys has segment 0, which hides it.
+    # Zeros serve as padding, because the keys then have segment 0, which hides them.
     by_query = [padded(x, padding) for x in (arrays.queries, arrays.query_segments)]
     by_key = [padded(x, padding + after, before) for x in arrays.keys]
 
@@ -135,7 +138,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     def on_block(start):
         queries, query_segments = (_part(x, start, size) for x in by_query)
         keys = [_part(x, start, span) for x in by_key]
-        # Numbers in the original rows, so that the dropout mask does not depend on the blocks.
+        # The numbers are positions in the original rows, so that the dropout mask does not depend
+        # on the blocks.
         numbers = arrays.numbers(start - before + jnp.arange(span))
         is_global = None
         if arrays.global_keys is not None:
@@ -143,6 +147,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             keys = [jnp.concatenate(pair, axis=1) for pair in zip(keys, arrays.global_keys)]
             numbers = jnp.broadcast_to(numbers, (batch, span))
             numbers = jnp.concatenate([numbers, positions], axis=1)
+            # Global keys are marked, because they stand after the span, at distances that have no
+            # meaning for the window.
             is_global = jnp.arange(numbers.shape[1])[None] >= span
         *keys_and_values, key_segments = keys
         block = mask.replace(
@@ -156,7 +162,9 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
         return dot_product(queries, *keys_and_values, block, dropout, **options)
 
     starts = size * jnp.arange(num_blocks)
-    blocks = jax.lax.map(on_block, starts)  # (N, B, size, H, D)
+    # This is a loop rather than a vmap, because a vmap would compute the scores of all blocks at
+    # once.
+    blocks = jax.lax.map(on_block, starts)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
 

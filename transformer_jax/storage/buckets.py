@@ -21,6 +21,9 @@ from transformer_jax.storage import key_values
 
 # --------------------------------------------------------------------------------------------------
 # Errors of a disk or a bucket, turned into one line that names the path.
+#
+# A full disk or a missing file is no defect of the program, so the user needs the path and the
+# reason, but no traceback.
 
 
 @contextlib.contextmanager
@@ -46,6 +49,9 @@ def writing(subject: Any, kind: type[Exception] = UserError, note: str = "") -> 
 
 # --------------------------------------------------------------------------------------------------
 # Atomic writes of files and folders.
+#
+# A run may be killed at any moment. What it leaves must be either whole or absent, because others
+# read it, and the run itself does when it is resumed.
 
 
 @contextlib.contextmanager
@@ -55,8 +61,10 @@ def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     The caller writes a file or a folder there, which is renamed to `path` when the context exits.
     After an error, it is deleted, and `path` is unchanged.
     """
-    # The same folder means the same disk, where a rename is atomic.
+    # The same folder means the same disk, where a rename is atomic. The dot hides the file from
+    # wildcards, which would otherwise match it half-written.
     temporary = path.with_name(f".{path.stem}.half{path.suffix}")
+    # It is deleted first, because a process that was killed may have left one.
     _delete(temporary)
     try:
         yield temporary
@@ -140,6 +148,7 @@ def matches(pattern: str) -> list[str]:
         return []
     if "://" not in pattern:
         whole = path(pattern)
+        # An existing folder is taken literally, because its name may contain brackets.
         folder = next(parent for parent in whole.parents if parent.is_dir())
         names = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)
         return sorted(str(folder / name) for name in names if (folder / name).is_file())
@@ -205,6 +214,7 @@ class Path(epath.gpath.PosixGPath):
 
     def stamped(self) -> ts.KvStore.ReadResult:
         """Reads only the object's `state`, "missing" or "value", and its generation."""
+        # The range is empty, because TensorStore has no request for the generation alone.
         return self._answer(lambda objects: objects.read(self._name, byte_range=slice(0, 0)))
 
     def exists(self) -> bool:
@@ -339,7 +349,8 @@ class Path(epath.gpath.PosixGPath):
         """The names of all objects in this folder, at any depth, relative to it."""
         start = len(self._name.encode()) + 1 if self._name else 0
         names = self._answer(lambda objects: objects.list(self._below(), start))
-        # Some programs write empty objects as folders; their names end with "/".
+        # Names that end with "/" are left out, because some programs write such empty objects as
+        # folders.
         return [name.decode() for name in names if name and not name.endswith(b"/")]
 
     def _answer(self, request: Callable, patience: float | None = None):
@@ -357,6 +368,8 @@ def _fits(parts, pattern) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # Files of a run in a bucket that are appended to or rewritten.
+#
+# Logs grow by a line at a time, which a bucket cannot do: it stores whole objects.
 
 
 class Mirror:
@@ -377,8 +390,10 @@ class Mirror:
             return
         self._temporary = tempfile.TemporaryDirectory(prefix="transformer_jax-")
         self.local = pathlib.Path(self._temporary.name)
-        self._sent: dict[str, tuple[int, int]] = {}  # size and modification time, by name
-        self._generations: dict[str, bytes | None] = {}  # of the fetched objects, by name
+        # Sizes and modification times serve to send no unchanged file again. By the generations of
+        # the fetched objects, a write notices that another run has written one.
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._generations: dict[str, bytes | None] = {}
         for name in fetched:
             self._generations[name] = (folder / name).stamped().stamp.generation
             with contextlib.suppress(FileNotFoundError):
@@ -394,6 +409,8 @@ class Mirror:
         for file in sorted(self.local.rglob("*")):
             status = file.stat()
             name = file.relative_to(self.local).as_posix()
+            # The version is taken before the content is read, so that a line appended meanwhile is
+            # sent the next time.
             version = status.st_size, status.st_mtime_ns
             if not file.is_file() or self._sent.get(name) == version:
                 continue

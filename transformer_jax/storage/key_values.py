@@ -23,7 +23,8 @@ _KINDS = {
     "PERMISSION_DENIED": PermissionError,
     "UNAUTHENTICATED": PermissionError,
 }
-_answered: set[str] = set()  # URLs of buckets that have answered a request
+# URLs of buckets that have answered, so that PATIENCE does not limit later requests to them.
+_answered: set[str] = set()
 
 
 @functools.cache
@@ -51,7 +52,8 @@ def as_os_errors(path: Any) -> Iterator[None]:
     except TimeoutError:
         raise TimeoutError(f"{path}: no answer within {PATIENCE} seconds") from None
     except ValueError as error:
-        # TensorStore's messages start with a code.
+        # TensorStore raises ValueError for all errors, and only the code before the colon tells
+        # them apart.
         reason = str(error).split(" [")[0].splitlines()[0]
         kind = _KINDS.get(reason.partition(":")[0], OSError)
         raise kind(f"{path}: {reason}") from None
@@ -59,8 +61,11 @@ def as_os_errors(path: Any) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 # Reading an object in a bucket as a stream.
+#
+# Objects are read in blocks, because a file of records may be larger than the memory of a host.
 
-READ_SIZE = 2**23  # bytes per request
+# Bytes per request. They are many, because each request takes a round trip to the bucket.
+READ_SIZE = 2**23
 
 
 class Stream(io.RawIOBase):
@@ -78,9 +83,12 @@ class Stream(io.RawIOBase):
         self.source = source
         self.generation = result.stamp.generation
         self._size = block_size or READ_SIZE
-        self._start = start  # of the next block
-        self._block = memoryview(b"")  # the rest of the current block
-        self._next = source.read_part(start, start + self._size)  # the future of the next block
+        self._start = start
+        # The rest of the current block, as a view, so that reading a part of it copies only that
+        # part.
+        self._block = memoryview(b"")
+        # There is always one request ahead, so that the network works while a block is used.
+        self._next = source.read_part(start, start + self._size)
 
     def readable(self) -> bool:
         return True
@@ -103,7 +111,8 @@ class Stream(io.RawIOBase):
             except ValueError as error:
                 if not _is_past_the_end(error):
                     raise
-                # The rest is shorter than a block, and a range beyond the end is an error.
+                # The rest is requested without an end, because it is shorter than a block, and a
+                # range beyond the end is an error.
                 self._next = None
                 try:
                     result = self.source.read_part(self._start, None).result()
@@ -131,7 +140,8 @@ def size(source: Any) -> int:
     low, offsets = -1, [0, *(2 ** (6 * power) for power in range(9))]
     while True:
         read = [source.read_part(offset, offset + 1) for offset in offsets]
-        # The object has a byte at `low` but none at `high`.
+        # The invariant of the search: the object has a byte at `low` but none at `high`, so that
+        # its size is `high` once they are neighbors.
         held = sum(_is_byte(source, future) for future in read)
         low, high = [low, *offsets][held], offsets[held]
         if high - low == 1:

@@ -29,6 +29,7 @@ def limit(variable: str, default: float) -> float:
         gigabytes = float(text)
     except ValueError:
         gigabytes = -1
+    # The condition is not `gigabytes < 0`, because that would accept nan.
     if not gigabytes >= 0:
         raise UserError(f"{variable}={text}: must be a number of GB, or inf")
     return gigabytes * 1e9
@@ -47,6 +48,8 @@ def remove(
     for entry in entries:
         if size <= most:
             break
+        # An entry in use is kept, even if the cache then exceeds its limit, because its user would
+        # fail.
         if try_to_remove(entry.path):
             size -= entry.size
             removed.append(entry)
