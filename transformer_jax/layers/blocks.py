@@ -351,6 +351,10 @@ class Stack(nn.Module):
             metadata_params={nn.PARTITION_NAME: "layers"},
             variable_axes=by_layer | ({} if self.shared else {"params": 0}),
             variable_broadcast="params" if self.shared else False,
+            # Flax traces the layers a second time to check that what they share does not depend on
+            # the repeat. That trace also advances the counters of random numbers, so it stays
+            # where they are drawn: runs and golden losses keep their numbers.
+            check_constancy_invariants=self.is_initializing() or self.has_rng("dropout"),
         )
 
     @property
