@@ -179,8 +179,8 @@ def test_two_steps(case, tmp_path):
     resolution = resolved(case, tmp_path, init_params)
     config = resolution.config
     metrics = run(config, resolution.task(), resolution.workdir, origin=resolution.origin)
-    most = 100 if config.task.name == "ctc" else 10  # many frames spell each character
-    assert 0 < metrics.get("valid/loss", 1) < most  # a policy has rewards instead
+    # A policy has rewards instead of a loss, and a task may sum over many frames or pixels.
+    assert 0 < metrics.get("valid/loss", 1) < 100
     assert config.checkpoint.best_metric in metrics
 
 
