@@ -42,11 +42,11 @@ import suite
 
 ROOT = pathlib.Path(__file__).parent.parent
 AREAS = {
-    "models": ("layers/*.py", "families/*.py", "contracts/model.py"),
+    "models": ("layers/*.py", "families/*.py", "families/*/__init__.py", "contracts/model.py"),
     "step": ("training/step.py", "training/optimizer.py"),
     "losses": ("losses.py",),
     "packing": ("data/pack*.py", "data/texts.py", "data/mask*.py"),
-    "decoding": ("inference/*.py",),
+    "decoding": ("inference/*.py", "families/*/[!_]*.py"),
     "conversion": ("huggingface/*.py",),
 }
 KINDS = ("operator", "axis", "sign", "mask", "key", "term")

@@ -181,8 +181,8 @@ def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int 
 
 def described(run: pathlib.Path) -> dict:
     """Returns the size of a run's model, and the origin of its row."""
+    from transformer_jax.corpora.python_library import PythonFunctions
     from transformer_jax.data import tokenizers
-    from transformer_jax.data.sources.python_library import PythonFunctions
     from transformer_jax.planning import estimate
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
@@ -215,8 +215,8 @@ class Function(NamedTuple):
 @functools.cache
 def functions(split: str, tokens: pathlib.Path) -> list[Function]:
     """Returns the functions of a split; `tokens` is the folder of the tokenizer that cuts them."""
+    from transformer_jax.corpora.python_library import PythonFunctions
     from transformer_jax.data import tokenizers
-    from transformer_jax.data.sources.python_library import PythonFunctions
 
     tokenizer = tokenizers.load(tokens)
     cut = []

@@ -105,7 +105,7 @@ def write_pairs(folder: pathlib.Path, tiny: bool) -> dict[str, pathlib.Path]:
 
 def of_length(split: str, count: int, words: tuple[int, int]) -> list[tuple[str, str]]:
     """Returns those of `count` pairs of the grammar whose English has so many words."""
-    from transformer_jax.data import grammar
+    from transformer_jax.corpora import grammar
 
     least, most = words
     pairs = grammar.pairs(0, split, count)

@@ -89,7 +89,7 @@ def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
 def of_places(task) -> float:
     """Returns the precision of the pairs that are contacts in most training proteins."""
     from transformer_jax.data import proteins
-    from transformer_jax.inference.contacts import likeliest
+    from transformer_jax.families.esm.contacts import likeliest
 
     train, valid = (proteins.Stored(task.source.records(split)) for split in ("train", "valid"))
     size = int(max(train.sizes.max(), valid.sizes.max()))

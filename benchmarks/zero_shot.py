@@ -19,7 +19,7 @@ import scipy.stats
 from harness import machine
 
 import transformer_jax
-from transformer_jax.data.grammar import inference
+from transformer_jax.corpora.grammar import inference
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = str(ROOT / "configs/finetune/inference.py")

@@ -60,7 +60,7 @@ print("sacreBLEU {bleu:.1f} ({bleu_signature}), chrF {chrf:.1f}".format(**scores
 import pathlib
 import sys
 
-from transformer_jax.data import grammar
+from transformer_jax.corpora import grammar
 
 english, german = zip(*grammar.pairs(0, "test", 10))
 run = pathlib.Path(sys.argv[1])
@@ -177,7 +177,7 @@ print("ROUGE-L {against:.1f}; difference {difference:.1f} (95 %: {interval[0]:.1
 import pathlib
 import sys
 
-from transformer_jax.data.sources.python_library import PythonFunctions
+from transformer_jax.corpora.python_library import PythonFunctions
 
 functions = list(PythonFunctions("test"))
 sources, summaries = zip(*functions[:: len(functions) // 10][:10])

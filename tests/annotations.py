@@ -90,7 +90,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if package != PACKAGE or not any(f"{module}.".startswith(f"{each}.") for each in MODULES):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
+        if spec is not None and spec.origin is not None:  # it has none for a folder without files
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 

@@ -22,7 +22,6 @@ import itertools
 import math
 import os
 import pathlib
-import pkgutil
 import re
 import sys
 import textwrap
@@ -751,44 +750,80 @@ class Recorded:
 
 # -------------------------- the classes that `config.{model,task,source}.name` name, and their keys
 
-# The name of a class is the name of a file in one of these folders. No registry is needed, and the
-# other files are not imported.
-_FOLDERS = {"model": "families", "task": "tasks", "source": "records"}
+# The name of a class is the name of its file, which lies in one of these places. No registry is
+# needed, and the other files are not imported. In a place, a file whose name starts with "_" is
+# none of the classes, and neither is a folder, except for the folder of a model, whose
+# `__init__.py` is the model. What several tasks or sources share lies elsewhere.
+_PLACES = {
+    "model": ("families/*.py", "families/*/__init__.py"),
+    "task": ("tasks/*.py", "tasks/*/*.py", "families/*/tasks/*.py"),
+    "source": ("records/*.py", "corpora/sources/*.py", "families/*/sources/*.py"),
+}
 
 
 def section_folder(section: str) -> str:
-    """Returns the folder whose files the names of a section are."""
-    return f"transformer_jax/{_FOLDERS[section]}/"
+    """Returns the folder in which most files that the names of a section name are."""
+    return f"transformer_jax/{_PLACES[section][0].partition('/')[0]}/"
 
 
 def class_names(section: str) -> list[str]:
-    """Returns the names of all models, tasks or sources, which are the files in their folder."""
-    package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
-    return [*_modules(*package.__path__)]
+    """Returns the names of all models, tasks or sources, which are the names of their files."""
+    return sorted(_modules(section))
+
+
+def class_module(section: Literal["model", "task", "source"], name: str) -> types.ModuleType:
+    """Returns the module of a model, task or source in the package, which alone is imported.
+
+    Raises UserError for an unknown name, and for one that two files have.
+    """
+    modules = _modules(section)
+    if name not in modules:
+        known = ", ".join(modules) or "none"
+        raise UserError(
+            f"config.{section}.name={name!r}: no such {section}{did_you_mean(name, modules)}; "
+            f"there are: {known}; or a file, FILE.py"
+        )
+    if len(modules[name]) > 1:
+        raise UserError(
+            f"config.{section}.name={name!r}: {' and '.join(modules[name])} have this name; rename "
+            "one of them"
+        )
+    [module] = modules[name].values()
+    return importlib.import_module(module)
+
+
+def _modules(section: str) -> dict[str, dict[str, str]]:
+    """Returns {name: {file: its module}} for the places of a section, sorted by name."""
+    tops = dict.fromkeys(place.partition("/")[0] for place in _PLACES[section])
+    packages = {top: importlib.import_module(f"transformer_jax.{top}") for top in tops}
+    return _modules_in(section, *((top, *packages[top].__path__) for top in tops))
 
 
 @functools.cache
-def _modules(*folders: str) -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(folders))
+def _modules_in(section: str, *tops: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Does the work of `_modules`, where `tops` are (package, *its folders)."""
+    folders = {top: [pathlib.Path(path) for path in paths] for top, *paths in tops}
+    found = {}
+    for place in _PLACES[section]:
+        top, _, pattern = place.partition("/")
+        for folder in folders[top]:
+            for file in folder.glob(pattern):
+                inner = file.relative_to(folder).with_suffix("")
+                inner = inner.parent if pattern.endswith("/__init__.py") else inner
+                if not inner.name.startswith("_"):
+                    module = ".".join(("transformer_jax", top, *inner.parts))
+                    found.setdefault(inner.name, {})[str(file)] = module
+    return dict(sorted(found.items()))
 
 
 def named_class(section: Literal["model", "task", "source"], name: str) -> type:
-    """Returns the public model, task or source in `transformer_jax/{families,tasks,records}/`.
+    """Returns the public model, task or source that `name` names.
 
-    `name` is the name of a file there, or the path of a file that the user has named. Raises
-    UserError for an unknown name, for a path that the user has not named, and for a file that does
-    not define exactly one such class.
+    `name` is the name of a file in one of the `_PLACES`, or the path of a file that the user has
+    named. Raises UserError for an unknown name, for a path that the user has not named, and for a
+    file that does not define exactly one such class.
     """
-    if is_path(name):
-        defining = file_module(section, name)
-    elif name in class_names(section):
-        defining = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}.{name}")
-    else:
-        known = ", ".join(class_names(section)) or "none"
-        raise UserError(
-            f"config.{section}.name={name!r}: no such {section}"
-            f"{did_you_mean(name, class_names(section))}; there are: {known}; or a file, FILE.py"
-        )
+    defining = file_module(section, name) if is_path(name) else class_module(section, name)
     classes = _public_classes(section, defining)
     if len(classes) != 1:
         raise UserError(
@@ -1172,8 +1207,8 @@ INIT_FROM_MEANING = (
     "{prefix: workdir}, for the parameters whose names start with each prefix"
 )
 SOURCE_NAME_MEANING = (
-    "file in transformer_jax/records/ that defines a source of records other than text; "
-    "empty: config.data names the texts"
+    "file that defines a source of records other than text, such as fasta or digits; empty: "
+    "config.data names the texts"
 )
 
 SECTIONS = {

@@ -254,7 +254,8 @@ def _texts(options, count: int) -> list[str]:
 
 def _check_attends(task, folder: str) -> None:
     if not task.attentions:
-        raise UserError(f"{folder}: config.model.name={task.config.model.name!r} has no attention")
+        name = task.config.model.name
+        raise UserError(f"{folder}: config.model.name={name!r} has no attention over a text")
 
 
 def _kind(task, kind: str | None, folder: str) -> str:

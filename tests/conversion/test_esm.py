@@ -10,7 +10,7 @@ from tests.fixtures.make_huggingface import HERE, random_model
 from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.data import tokenizers
-from transformer_jax.inference import contacts
+from transformer_jax.families.esm import contacts
 from transformer_jax.runs.open import open_run
 
 

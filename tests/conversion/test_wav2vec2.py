@@ -17,8 +17,8 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data.speech import Utterances, waveform
 from transformer_jax.families import wav2vec2
-from transformer_jax.inference import ctc
-from transformer_jax.inference.ctc import Decoded
+from transformer_jax.families.wav2vec2 import ctc
+from transformer_jax.families.wav2vec2.ctc import Decoded
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from transformer_jax.config import UserError, experiment
+from transformer_jax.corpora import python_library
 from transformer_jax.data import texts
-from transformer_jax.data.sources import python_library
 
 
 def data(**keys):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from transformer_jax.data import grammar
+from transformer_jax.corpora import grammar
 
 COUNT = 10_000
 

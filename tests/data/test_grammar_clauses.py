@@ -3,7 +3,7 @@
 import pytest
 
 from tests.data.test_grammar_words import ANNA, np, verb
-from transformer_jax.data.grammar.clauses import (
+from transformer_jax.corpora.grammar.clauses import (
     FIRST,
     FUTURE,
     LAST,
@@ -19,9 +19,9 @@ from transformer_jax.data.grammar.clauses import (
     imperative,
     infinitive,
 )
-from transformer_jax.data.grammar.corpus import finish, request
-from transformer_jax.data.grammar.morphology import MODALS
-from transformer_jax.data.grammar.phrases import Draw
+from transformer_jax.corpora.grammar.corpus import finish, request
+from transformer_jax.corpora.grammar.morphology import MODALS
+from transformer_jax.corpora.grammar.phrases import Draw
 
 SHE, HE, YOU, THEY = (PRONOUNS[word] for word in ("she", "he", "you", "they"))
 ME = PRONOUNS["I"]

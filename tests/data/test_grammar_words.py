@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_jax.data.grammar.clauses import (
+from transformer_jax.corpora.grammar.clauses import (
     DETERMINERS,
     NAMES,
     SIRS,
@@ -11,7 +11,7 @@ from transformer_jax.data.grammar.clauses import (
     numeral,
     prepositional,
 )
-from transformer_jax.data.grammar.morphology import (
+from transformer_jax.corpora.grammar.morphology import (
     ACC,
     DAT,
     GEN,

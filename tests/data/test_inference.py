@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.grammar import inference as grammar
-from transformer_jax.data.grammar import split_of
+from transformer_jax.corpora.grammar import inference as grammar
+from transformer_jax.corpora.grammar import split_of
 from transformer_jax.data.sources import tables
 from transformer_jax.data.texts import open_documents
 

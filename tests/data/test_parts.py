@@ -8,8 +8,9 @@ import random
 import pytest
 
 from transformer_jax.config import UserError
+from transformer_jax.corpora import python_library
 from transformer_jax.data import texts
-from transformer_jax.data.sources import pairs, python_library, text_files
+from transformer_jax.data.sources import pairs, text_files
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import scipy.stats
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.corpora.sources.protein_families import CLASSES
 from transformer_jax.data import proteins
 from transformer_jax.data.tokenizers import load
 from transformer_jax.data.tokenizers.words import TOKENS, Residues
-from transformer_jax.records.protein_families import CLASSES
 
 ENTRIES = """>one of a family
 mktayiakqr

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from transformer_jax.data.sources import python_library
-from transformer_jax.data.sources.python_library import PythonFunctions
+from transformer_jax.corpora import python_library
+from transformer_jax.corpora.python_library import PythonFunctions
 
 SPLITS = ("train", "valid", "test")
 MODULE = '''

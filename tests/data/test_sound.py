@@ -11,6 +11,7 @@ from scipy.io import wavfile
 from tests.examples import masked_speech as tones
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.corpora.sources.spoken_digits import SpokenDigits
 from transformer_jax.data import speech
 from transformer_jax.data.speech import (
     ENGLISH,
@@ -23,7 +24,6 @@ from transformer_jax.data.speech import (
     spans,
 )
 from transformer_jax.records.sound import Sound
-from transformer_jax.records.spoken_digits import SpokenDigits
 
 
 class _Keys(dict):

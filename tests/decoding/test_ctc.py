@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_jax.inference import ctc
-from transformer_jax.inference.ctc import SpellingModel
+from transformer_jax.families.wav2vec2 import ctc
+from transformer_jax.families.wav2vec2.ctc import SpellingModel
 from transformer_jax.scores.ngrams import NGrams
 
 BLANK = 0

@@ -12,7 +12,7 @@ from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax.contracts.task import Context
 from transformer_jax.families.context2vec import Context2Vec
-from transformer_jax.objectives.words import negative_sampling
+from transformer_jax.families.word_vectors.words import negative_sampling
 
 MODEL = Context2Vec(vocab_size=20, d_model=6, d_embed=4)
 # Two sentences and padding.

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.make_trl import HERE
 from transformer_jax.config import UserError
 from transformer_jax.objectives import rollouts
-from transformer_jax.tasks import grpo
+from transformer_jax.tasks.rl import grpo
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = (5, 1, 3, 0)  # of tokens; a row that fills up a batch has none

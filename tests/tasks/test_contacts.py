@@ -14,11 +14,11 @@ from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.inference import contacts
+from transformer_jax.families.esm import contacts
+from transformer_jax.families.esm.tasks.contacts import precision
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
-from transformer_jax.tasks.contacts import precision
 from transformer_jax.training.step import Program, init_params
 from transformer_jax.training.trainer import run
 

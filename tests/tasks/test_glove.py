@@ -13,7 +13,7 @@ from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
-from transformer_jax.data import word_contexts
+from transformer_jax.families.word_vectors import word_contexts
 from transformer_jax.runs.spec import make_task
 
 

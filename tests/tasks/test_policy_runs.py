@@ -13,7 +13,7 @@ from transformer_jax.runs.open import open_run
 
 # A task in a file of the user's, whose reward is a Python function.
 FILE = """
-from transformer_jax.tasks.grpo import GRPO
+from transformer_jax.tasks.rl.grpo import GRPO
 
 class Brief(GRPO):
     def reward_of(self, prompt, answer):

@@ -17,7 +17,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.objectives.preferences import Pairs, bradley_terry
 from transformer_jax.runs.spec import resolve
-from transformer_jax.tasks.dpo import squared_distance
+from transformer_jax.tasks.rl.dpo import squared_distance
 
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.normal(size=(4, 5)) * 2

@@ -14,8 +14,8 @@ from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
-from transformer_jax.data.word_contexts import NoiseWords, keep_probabilities
-from transformer_jax.objectives.words import negative_sampling
+from transformer_jax.families.word_vectors.word_contexts import NoiseWords, keep_probabilities
+from transformer_jax.families.word_vectors.words import negative_sampling
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training.trainer import Program
 

@@ -31,7 +31,8 @@ class Inputs:
     """The rows that a model reads, and what is known about each position. None: not given.
 
     A model reads one of `tokens`, `images` and `sound`, which its `modality` names, and those of
-    the other fields that its family supports.
+    the other fields that its family supports. A modality of another kind derives a class that adds
+    its own field, and its models name this class in `reads`.
 
     Attributes:
       tokens: token ids; for a family that reads words by their characters, the character ids of
@@ -90,9 +91,9 @@ def takes_inputs(method: Callable) -> Callable:
     @functools.wraps(method)
     def call(self, inputs, *others, **options):
         if not isinstance(inputs, Inputs):
-            fields = Inputs.__dataclass_fields__
+            fields = self.reads.__dataclass_fields__
             given = {name: options.pop(name) for name in list(options) if name in fields}
-            inputs = Inputs(**{self.modality: inputs}, **given)
+            inputs = self.reads(**{self.modality: inputs}, **given)
         return method(self, inputs, *others, **options)
 
     return call
@@ -333,7 +334,8 @@ class Model(nn.Module, abc.ABC):
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
     can: ClassVar[frozenset[str]] = frozenset()
     # The content of one position of the inputs: a token if the shape is (), else an array.
-    modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
+    modality: ClassVar[str] = "tokens"  # the field of `reads` that holds the inputs
+    reads: ClassVar[type[Inputs]] = Inputs
     unit_shape: ClassVar[tuple[int, ...]] = ()
     # Other families from whose runs a run may be initialized, each with the value that
     # `config.init_from` then has for a workdir, without the key "run":
@@ -950,7 +952,7 @@ class UnifiedLM(Encoder):
 class SignalEncoder(Encoder):
     """Images or audio (B, ...) float32 -> hidden states (B, L, M) that depend on the whole row.
 
-    A family sets `modality` to the field of `Inputs` that it reads.
+    A family sets `modality` to the field of `Inputs`, or of the class in `reads`, that it reads.
     """
 
     vocab_size: ClassVar[int] = 0

@@ -1,7 +1,8 @@
 """The contract of data sources that are not text: records of bytes and numbers.
 
-Each kind of data is a file in records/ with one subclass of `Source`. `config.source.name` is the
-name of the file, and the fields of the class are the keys of `config.source`.
+Each kind of data is a file with one subclass of `Source`, in records/, in corpora/sources/, or in
+the folder sources/ of a family. `config.source.name` is the name of the file, and the fields of the
+class are the keys of `config.source`.
 """
 
 import abc

@@ -7,7 +7,7 @@ that a task can be added without a change to the loop.
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -126,11 +126,12 @@ class Objective(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data is not text
     reads_source: bool = False  # reads the records of `config.source` instead of `config.data`
-    modality: Literal["tokens", "images", "sound"] = "tokens"  # of the inputs of config.model
+    modality: str = "tokens"  # of the inputs of config.model
     # Whether the gradients of a batch are sums over its rows. If so, groups of rows are computed
     # separately, and their gradients are reduced over the devices only once per update.
     sums_over_rows: bool = True
     evaluates_rows: bool = True  # whether the mean loss of `Rows.eval` is measured
+    attentions: tuple[str, ...] = ()  # the kinds of attention that `draw attention` can draw
     # Optional: (params, texts) -> a matplotlib figure of the results of the run, such as the
     # contacts of a protein, for `draw result`. `texts` are the values of --text, possibly none.
     result: Callable[[Params, Sequence[str]], Any] | None = None

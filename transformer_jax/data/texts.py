@@ -13,11 +13,11 @@ from jaxtyping import UInt32
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
+from transformer_jax.corpora.python_library import PythonDocstrings, PythonSources
 from transformer_jax.data import rows, store
 from transformer_jax.data.rows import Component, EvalRows, Row, TrainRows
 from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
-from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
 from transformer_jax.data.sources.tables import EntailedPairs
 from transformer_jax.data.sources.text_files import (
     Place,

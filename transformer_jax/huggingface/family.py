@@ -1,7 +1,6 @@
 """Base class of Hugging Face architectures, which convert checkpoints to runs and back."""
 
 import dataclasses
-import importlib
 import pathlib
 from collections.abc import Iterator
 from typing import ClassVar
@@ -300,10 +299,7 @@ class Family:
 
 def families() -> list[Family]:
     """Returns the architectures that the files of transformer_jax/families convert."""
-    modules = [
-        importlib.import_module(f"transformer_jax.families.{name}")
-        for name in configs.class_names("model")
-    ]
+    modules = [configs.class_module("model", name) for name in configs.class_names("model")]
     return [family for module in modules for family in _defined(module)]
 
 

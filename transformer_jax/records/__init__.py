@@ -1,1 +1,1 @@
-"""Sources of non-text records. `config.source.name` is the name of a module in this package."""
+"""Sources that read records other than text from files. `config.source.name` names the file."""

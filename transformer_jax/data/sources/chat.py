@@ -131,7 +131,7 @@ class GrammarConversations:
 
     def fingerprint(self) -> dict:
         # Imported here because reading the lexicon takes time.
-        from transformer_jax.data import grammar
+        from transformer_jax.corpora import grammar
 
         versions = {"grammar": grammar.VERSION, "conversations": _VERSION}
         return versions | {"split": self.split, "size": self.size}
@@ -151,7 +151,7 @@ class GrammarConversations:
 
 def _translation(split: str, number: int) -> list[Message]:
     """Returns a question for a translation, and its answer."""
-    from transformer_jax.data import grammar
+    from transformer_jax.corpora import grammar
 
     english, german = grammar.sentence_pair(0, split, number)
     language, source, target = ("German", english, german)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
 from transformer_jax.config import UserError
+from transformer_jax.corpora.python_library import PythonFunctions
 from transformer_jax.data import sentences
 from transformer_jax.data.sources import tables, text_files, tfds
-from transformer_jax.data.sources.python_library import PythonFunctions
 from transformer_jax.data.sources.text_files import Span, check_not_empty, sha256, text_lines
 from transformer_jax.storage import buckets
 
@@ -77,7 +77,7 @@ class GrammarPairs:
 
     def fingerprint(self) -> dict:
         # Imported here because reading the lexicon takes time.
-        from transformer_jax.data import grammar
+        from transformer_jax.corpora import grammar
 
         return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
 
@@ -86,7 +86,7 @@ class GrammarPairs:
         return [dataclasses.replace(self, start=start, size=stop) for start, stop in ranges]
 
     def __iter__(self) -> Iterator[Pair]:
-        from transformer_jax.data import grammar
+        from transformer_jax.corpora import grammar
 
         # Seed 0 and not config.data.seed, so that runs with other seeds have the same text, and
         # share its store.

@@ -348,7 +348,7 @@ _DOCUMENTS = 30_000  # pairs for the running training text; only the entailed th
 class InferencePairs:
     """Premises and hypotheses from the built-in grammar, whose labels are known by construction.
 
-    `columns` are the requested ones of COLUMNS. See data/grammar/inference.py.
+    `columns` are the requested ones of COLUMNS. See corpora/grammar/inference.py.
     """
 
     split: str
@@ -357,7 +357,7 @@ class InferencePairs:
 
     def fingerprint(self) -> dict:
         # Imported here because reading the lexicon takes time.
-        from transformer_jax.data.grammar import inference
+        from transformer_jax.corpora.grammar import inference
 
         return {
             CORPUS: inference.VERSION,
@@ -367,7 +367,7 @@ class InferencePairs:
         }
 
     def __iter__(self) -> Iterator[Record]:
-        from transformer_jax.data.grammar import inference
+        from transformer_jax.corpora.grammar import inference
 
         indices = [COLUMNS.index(column) for column in self.columns]
         for number in range(self.size):

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import PositiveInt, Range, UserError, build_model
 from transformer_jax.contracts.task import Context, Loss
-from transformer_jax.data.word_contexts import WordPairs
-from transformer_jax.objectives.words import WordTask
+from transformer_jax.families.word_vectors.word_contexts import WordPairs
+from transformer_jax.families.word_vectors.words import WordTask
 
 
 @dataclasses.dataclass

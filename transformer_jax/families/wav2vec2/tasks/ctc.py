@@ -22,11 +22,11 @@ from transformer_jax.data.speech import (
     TranscribedRows,
     Utterances,
 )
-from transformer_jax.inference import ctc
-from transformer_jax.inference.ctc import SpellingModel, Transcriber, Transcript
+from transformer_jax.families.wav2vec2 import ctc
+from transformer_jax.families.wav2vec2.ctc import SpellingModel, Transcriber, Transcript
+from transformer_jax.families.wav2vec2.speech import SpeechTask
 from transformer_jax.inference.translating import Answering, Answers
 from transformer_jax.layers.embeddings import Head
-from transformer_jax.objectives.speech import SpeechTask
 from transformer_jax.pictures.progress import track
 from transformer_jax.scores.texts import WordErrors
 

@@ -13,9 +13,9 @@ from transformer_jax import pictures
 from transformer_jax.config import NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import proteins
+from transformer_jax.families.esm import contacts
+from transformer_jax.families.esm.proteins import ProteinTask
 from transformer_jax.finetuning.predictions import Prediction
-from transformer_jax.inference import contacts
-from transformer_jax.objectives.proteins import ProteinTask
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure

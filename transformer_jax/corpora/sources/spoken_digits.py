@@ -7,9 +7,10 @@ import numpy as np
 
 from transformer_jax.config import NonNegativeFloat, Range, UserError
 from transformer_jax.contracts.source import Source
-from transformer_jax.data import speech, speech_synthesis
+from transformer_jax.corpora import speech_synthesis
+from transformer_jax.corpora.speech_synthesis import Voice
+from transformer_jax.data import speech
 from transformer_jax.data.speech import RATE
-from transformer_jax.data.speech_synthesis import Voice
 
 _VERSION = 1  # raised when the synthesizer changes, so that caches notice it
 _SPLITS = ("train", "valid", "test")

@@ -10,9 +10,9 @@ from transformer_jax.config import PositiveInt, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
-from transformer_jax.data.word_contexts import Sentences
+from transformer_jax.families.word_vectors.word_contexts import Sentences
+from transformer_jax.families.word_vectors.words import WordTask, negative_sampling
 from transformer_jax.objectives.texts import check_row_length
-from transformer_jax.objectives.words import WordTask, negative_sampling
 
 
 @dataclasses.dataclass

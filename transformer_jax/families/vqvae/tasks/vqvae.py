@@ -11,7 +11,7 @@ import numpy as np
 from transformer_jax import pictures
 from transformer_jax.config import NonNegativeFloat, UserError
 from transformer_jax.contracts.task import Context, Loss
-from transformer_jax.inference.image_tokens import Coder
+from transformer_jax.families.vqvae.image_tokens import Coder
 from transformer_jax.objectives.images import ImageTask
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing

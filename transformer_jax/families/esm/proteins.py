@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import build_model
 from transformer_jax.data import tokenizers
-from transformer_jax.inference.contacts import ContactsUse
+from transformer_jax.families.esm.contacts import ContactsUse
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.objectives.texts import SourceTask, check_row_length
 

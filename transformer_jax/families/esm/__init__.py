@@ -112,7 +112,7 @@ class ESM(RoBERTa):
         """Returns the logits of contacts between residues, float32 (Rao et al. 2020, section 3).
 
         `maps` are the attention maps of all layers and heads after the correction in
-        inference/contacts.py.
+        families/esm/contacts.py.
         """
         return self.contact(maps.astype(jnp.float32))[..., 0]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import KW_ONLY, dataclass
 
-from transformer_jax.data.grammar import lexicon
-from transformer_jax.data.grammar.morphology import (
+from transformer_jax.corpora.grammar import lexicon
+from transformer_jax.corpora.grammar.morphology import (
     ACC,
     ARTICLE,
     DAT,

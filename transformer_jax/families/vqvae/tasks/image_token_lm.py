@@ -17,9 +17,9 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
 from transformer_jax.data.images import LabelledRows, View, known_labels
 from transformer_jax.distributed.sharding import Placement
-from transformer_jax.inference.image_tokens import Coder, CodeSampler
+from transformer_jax.families.vqvae.image_tokens import Coder, CodeSampler
+from transformer_jax.families.vqvae.tasks.vqvae import check_codes
 from transformer_jax.objectives.texts import SourceTask, perplexity, states
-from transformer_jax.tasks.vqvae import check_codes
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure

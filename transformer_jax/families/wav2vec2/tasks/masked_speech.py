@@ -11,7 +11,7 @@ from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.speech import MaskedRows, Masking
 from transformer_jax.families.wav2vec2 import Predictions
-from transformer_jax.objectives.speech import SpeechTask
+from transformer_jax.families.wav2vec2.speech import SpeechTask
 
 _EPSILON = 1e-7  # keeps the logarithm of an unused code finite
 _EXCLUDED = -1e9  # the logit of a distractor that equals the true code: its exp is 0

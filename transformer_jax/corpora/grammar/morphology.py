@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from transformer_jax.data.grammar import lexicon
+from transformer_jax.corpora.grammar import lexicon
 
 # --------------------------------------------------------------------------------------------------
 # Inflection of English and German words.

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import NonNegativeFloat, PositiveInt, UserError, build_model
 from transformer_jax.contracts.task import Context, Loss
-from transformer_jax.data.word_contexts import WordTexts
 from transformer_jax.distributed import sharding
-from transformer_jax.objectives.words import WordTask, negative_sampling
+from transformer_jax.families.word_vectors.word_contexts import WordTexts
+from transformer_jax.families.word_vectors.words import WordTask, negative_sampling
 
 # Plain stochastic gradient descent: the loss applies the update of each block itself, so that the
 # next block reads the updated vectors, and the optimizer must repeat exactly these updates.

@@ -25,7 +25,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 
-from transformer_jax.data.grammar.clauses import (
+from transformer_jax.corpora.grammar.clauses import (
     AM,
     DETERMINERS,
     DUMMY,
@@ -58,7 +58,7 @@ from transformer_jax.data.grammar.clauses import (
     numeral,
     subclause,
 )
-from transformer_jax.data.grammar.morphology import (
+from transformer_jax.corpora.grammar.morphology import (
     ACC,
     BE,
     DAT,
@@ -76,7 +76,7 @@ from transformer_jax.data.grammar.morphology import (
     german_number,
     nouns,
 )
-from transformer_jax.data.grammar.phrases import (
+from transformer_jax.corpora.grammar.phrases import (
     AIMS,
     ANIMALS,
     BY_OBJECT,

@@ -13,9 +13,9 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, proteins
 from transformer_jax.data.arguments import LongLines
 from transformer_jax.distributed.sharding import Placement
+from transformer_jax.families.esm import contacts
+from transformer_jax.families.esm.proteins import ProteinTask
 from transformer_jax.finetuning.predictions import Prediction
-from transformer_jax.inference import contacts
-from transformer_jax.objectives.proteins import ProteinTask
 from transformer_jax.objectives.texts import MASKED, masked_loss, perplexity, states
 from transformer_jax.scores import ngrams
 

@@ -19,7 +19,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from transformer_jax.data.grammar.clauses import (
+from transformer_jax.corpora.grammar.clauses import (
     BARE,
     FUTURE,
     NOT_A,
@@ -34,9 +34,9 @@ from transformer_jax.data.grammar.clauses import (
     noun_phrase,
     numeral,
 )
-from transformer_jax.data.grammar.corpus import split_of, statement
-from transformer_jax.data.grammar.morphology import NOUNS, VERBS, Noun, Verb
-from transformer_jax.data.grammar.phrases import (
+from transformer_jax.corpora.grammar.corpus import split_of, statement
+from transformer_jax.corpora.grammar.morphology import NOUNS, VERBS, Noun, Verb
+from transformer_jax.corpora.grammar.phrases import (
     Draw,
     certain,
     draw_adverbials,

@@ -2,7 +2,7 @@
 
 import random
 
-from transformer_jax.data.grammar.clauses import (
+from transformer_jax.corpora.grammar.clauses import (
     BARE,
     DETERMINERS,
     FUTURE,
@@ -27,7 +27,7 @@ from transformer_jax.data.grammar.clauses import (
     numeral,
     prepositional,
 )
-from transformer_jax.data.grammar.morphology import (
+from transformer_jax.corpora.grammar.morphology import (
     ACC,
     ARTICLE,
     BE,

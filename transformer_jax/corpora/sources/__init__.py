@@ -1,0 +1,1 @@
+"""Sources of generated records. `config.source.name` names the file."""

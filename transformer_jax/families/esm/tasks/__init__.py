@@ -1,0 +1,1 @@
+"""Tasks on proteins, one per file, whose names configs use."""

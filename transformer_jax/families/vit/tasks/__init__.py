@@ -1,0 +1,1 @@
+"""Tasks on images, one per file, whose names configs use."""

@@ -1,0 +1,1 @@
+"""Tasks on image tokens, one per file, whose names configs use."""

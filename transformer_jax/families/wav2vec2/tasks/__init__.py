@@ -1,0 +1,1 @@
+"""Tasks on audio, one per file, whose names configs use."""

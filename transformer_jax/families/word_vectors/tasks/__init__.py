@@ -1,0 +1,1 @@
+"""Tasks on word vectors, one per file, whose names configs use."""
