@@ -62,10 +62,8 @@ CASES = [(name, case) for name, entries in EXPECTED.items() for case in entries]
 
 
 @pytest.mark.sample(
-    "LlamaForCausalLM-several ends",
     "GPT2LMHeadModel-words",
     "BartForConditionalGeneration-several ends",
-    "MarianMTModel-words of beams",
 )
 @pytest.mark.parametrize("architecture, case", CASES, ids=map("-".join, CASES))
 def test_texts_and_scores_equal(architecture, case, runs):

@@ -52,6 +52,7 @@ def expected():
     return json.loads(make.FILE.read_text())
 
 
+@pytest.mark.sample("estimate", "first", "never", "long", "3-grams", "forced")
 @pytest.mark.parametrize("case", make.CASES)
 def test_outputs_and_scores_equal(case):
     options = make.options(case)

@@ -95,6 +95,7 @@ def opened(converted):
     return opening.open_run(converted, overrides={"decode.alpha": 0.0})
 
 
+@pytest.mark.sample("ends-exact-2", "no repeats-estimate-3")
 @pytest.mark.sample("ends-exact-2", "ends-estimate-3", "no repeats-estimate-3")
 @pytest.mark.parametrize(
     "case, early_stopping, equal",

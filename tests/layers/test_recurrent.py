@@ -103,6 +103,7 @@ def check_against(arrays, cell_name, shape):
     jax.tree.map(close, gradients, expected)
 
 
+@pytest.mark.sample("gru-one", "lstm-one", "projected-stack_both", "tanh-stack_both")
 @pytest.mark.parametrize("shape", fixture.FIXED)
 @pytest.mark.parametrize("cell", CELLS)
 def test_equals_torch(cell, shape):

@@ -254,6 +254,7 @@ def test_a_reversed_source_is_read_backwards_up_to_its_end_token():
     np.testing.assert_allclose(annotations[0][:, :-1][:, ::-1], annotations[1][:, :-1], **CLOSE)
 
 
+@pytest.mark.full
 def test_attention_weights_are_of_the_state_before_or_after_the_step(monkeypatch):
     """In RNNsearch a token has no influence on the weights of its own step, in Luong's model it has
     one. The weights of a step add up to 1."""

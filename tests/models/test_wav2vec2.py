@@ -101,6 +101,7 @@ def test_padding_changes_no_state(norm_position):
     np.testing.assert_allclose(every[-1], original, **CLOSE)
 
 
+@pytest.mark.sample("260")
 @pytest.mark.parametrize("kept", [260, 13])
 def test_a_norm_over_time_can_leave_padding_out(kept):
     """The states of a short row equal those that it has alone, down to a single frame."""

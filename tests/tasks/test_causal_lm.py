@@ -132,6 +132,7 @@ def reference(tmp_path_factory):
     return folder, first_losses(config)[0]
 
 
+@pytest.mark.full
 def test_golden_first_losses(reference):
     """In float32 on a CPU. They change with initialisation, data order, tokenizer or model."""
     np.testing.assert_allclose(reference[1], GOLDEN, rtol=1e-5)

@@ -137,6 +137,7 @@ def test_a_few_images_can_be_overfitted(tmp_path):
     assert scores["valid/loss"] < 0.3  # 1 without training
 
 
+@pytest.mark.full
 def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tmp_path):
     """The autoencoder stays as it is, in frozen/. A resumed run no longer needs its run."""
     source = tmp_path / "codes"
