@@ -62,11 +62,27 @@ makes its row NaN instead.
 """
 
 import os
+import sys
 import time
 
-from transformer_jax import old_paths, xla_guard
+from transformer_jax import xla_guard
 
-old_paths.install()
+
+class _OldPaths:
+    """Finds modules under the names that they had, where no other finder has found a module."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if not name.startswith("transformer_jax."):
+            return None
+        # Imported here, because hardly any program uses an old name.
+        from transformer_jax import old_paths
+
+        return old_paths.Finder().find_spec(name, path, target)
+
+
+# At the end, so that a module that exists is found before an old one of the same name.
+sys.meta_path.append(_OldPaths)
 # Python looks there last, so that an old module never hides one of today.
 __path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))
 STARTED = time.monotonic()  # to report the time from the command to the first step

@@ -7,7 +7,6 @@ a module whose content went to several others is a file in this folder.
 import importlib
 import importlib.abc
 import importlib.machinery
-import sys
 import types
 import warnings
 
@@ -371,8 +370,8 @@ class _Module(types.ModuleType):
         return vars(self)[self.__name__.rpartition(".")[2]](*arguments, **options)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the old names where no other finder has found a module."""
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the old names of modules."""
 
     def find_spec(self, name, path=None, target=None):
         package, _, old = name.partition(".")
@@ -400,8 +399,3 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         new = f"{_PACKAGE}.{MOVED[name.partition('.')[2]]}"
         program = f"import runpy; runpy.run_module({new!r}, run_name='__main__', alter_sys=True)"
         return compile(program, name, "exec")
-
-
-def install() -> None:
-    # At the end, so that a module that exists is found before an old one of the same name.
-    sys.meta_path.append(_Finder())
