@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer
-from transformer_jax.distributed import hosts
+from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.generation import limit_in_window
@@ -504,7 +504,11 @@ class _Program:
             # All slots at once: no input joins later, so the loop need not return to the host for
             # more.
             search = self.search.resized(search, self.room)
-            search = self.search.advance(search, partial(self.model.step, params), len(prompts))
+
+            def step(state, tokens):
+                return self.model.step(*sharding.gather_after(params, state), tokens)
+
+            search = self.search.advance(search, step, len(prompts))
             return gathered(self.search.best(search))
 
 

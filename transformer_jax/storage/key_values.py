@@ -38,19 +38,23 @@ def answer(url: str, path: Any, request: Callable, patience: float | None = None
 
     `patience` is the number of seconds to wait. Raises OSErrors whose messages start with `path`.
     """
-    with as_os_errors(path):
-        result = request(bucket(url)).result(patience if url in _answered else PATIENCE)
+    seconds = patience if url in _answered else PATIENCE
+    with as_os_errors(path, seconds):
+        result = request(bucket(url)).result(seconds)
     _answered.add(url)
     return result
 
 
 @contextlib.contextmanager
-def as_os_errors(path: Any) -> Iterator[None]:
-    """Turns TensorStore's errors in the context into OSErrors of one line that names `path`."""
+def as_os_errors(path: Any, seconds: float | None = PATIENCE) -> Iterator[None]:
+    """Turns TensorStore's errors in the context into OSErrors of one line that names `path`.
+
+    `seconds` is how long the context waits for an answer, which the line of a time-out says.
+    """
     try:
         yield
     except TimeoutError:
-        raise TimeoutError(f"{path}: no answer within {PATIENCE} seconds") from None
+        raise TimeoutError(f"{path}: no answer within {seconds} seconds") from None
     except ValueError as error:
         # TensorStore raises ValueError for all errors, and only the code before the colon tells
         # them apart.
