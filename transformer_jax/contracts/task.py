@@ -158,7 +158,12 @@ class Objective(abc.ABC):
     @functools.cached_property
     def param_shapes(self) -> Params:
         """The shapes and dtypes of the parameters of `init`, boxed likewise. Computes nothing."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return jax.eval_shape(self.traced_init, jax.random.key(0))
+
+    @functools.cached_property
+    def traced_init(self) -> Callable[[jax.Array], Params]:
+        """`init`, jitted. JAX traces it once for the shapes and for the initial parameters."""
+        return jax.jit(self.init)
 
     @abc.abstractmethod
     def rows(self) -> Rows:

@@ -666,7 +666,7 @@ def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
 
 
 def _first_params(task):
-    return task.init(jax.random.key(task.config.train.seed))
+    return task.traced_init(jax.random.key(task.config.train.seed))
 
 
 def _create(task, tx, params, sums=None):
