@@ -127,7 +127,7 @@ def image_from_pixels(pixels: np.ndarray) -> "Image":
 
 def pixels_of(image: "Image") -> np.ndarray:
     """Returns the pixels of an image of mode L or RGB, uint8 (H, W, 1) or (H, W, 3)."""
-    # A copy, because an array that shares Pillow's memory is read-only.
+    # A copy, because `np.asarray` of an image is read-only.
     pixels = np.array(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 

@@ -89,7 +89,7 @@ def _stop_belongs_to_word(stem: str, next_character: str, is_first: bool) -> boo
 
     `is_first` is true if the word is the first of its sentence.
     """
-    # Of "(cf." or "and/or", only the last part decides.
+    # Abbreviations are compared as a whole, so the bracket of "(cf." would hide "cf".
     stem = re.split(r"[(\[\"'“‘«/-]", stem)[-1]
     # "I" is far more often the pronoun at the end of a sentence than an initial.
     is_initial = len(stem) == 1 and stem.isupper() and stem != "I"

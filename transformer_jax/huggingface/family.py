@@ -25,8 +25,9 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
     """
     max_length = config.model.get("max_length", 512)
     if config.task.name == "span":
-        # config.json does not have the lengths: these were used for SQuAD (Devlin et al. 2018), or
-        # they are the same proportions of a shorter row. The head has no dropout.
+        # config.json has neither the length of a row nor those of its window and question. These
+        # are the defaults of BERT's run_squad.py, or the same proportions of a shorter row. The
+        # head has no dropout.
         length = min(max_length, 384)
         return {
             "length": length,

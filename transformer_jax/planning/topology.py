@@ -132,7 +132,7 @@ def target(chip: hardware.Chip, plugin: str) -> str:
         "threads_per_core_limit": threads,
         "registers_per_core_limit": 2**16,
         "registers_per_block_limit": 2**16,
-        # More than this must be requested by a kernel, on all of these architectures.
+        # The limit that CUDA sets by default: a kernel must ask for more, up to the line below.
         "shared_memory_per_block": 48 * 2**10,
         "shared_memory_per_block_optin": shared - _RESERVED,
         "shared_memory_per_core": shared,

@@ -58,8 +58,8 @@ def train(
         config, workdir = run.config, run.workdir
         stop.grace = config.train.grace
         task = run.task()
-        # A config that does not fit this machine is refused here, before `begin` builds the data
-        # and writes the first file.
+        # A mesh that does not fit the devices, a batch or a parameter is refused here, before
+        # `begin` builds the data and writes the first file.
         program = Program.of(config, task)
         if run.origin:
             run.origin.match(config, program)

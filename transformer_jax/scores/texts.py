@@ -220,7 +220,9 @@ class Rouge:
 
 
 # --------------------------------------------------------------------------------------------------
-# Word and character error rates of transcripts, computed by the library jiwer.
+# Word and character error rates of transcripts, whose alignments are those of the library jiwer.
+# Errors and words are summed over the whole set before they are divided, so that a short transcript
+# does not weigh as much as a long one.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,9 +165,9 @@ def _make_update(task, optimizer: Optimizer, shardings):
         # A NaN in the carry would make all later losses NaN, even if this loss is finite.
         for array in jax.tree.leaves(carry):
             finite &= jnp.isfinite(array).all()
-        # A NaN in the summed metrics would spoil the whole progress line, so a skipped update adds
-        # nothing to them.
         sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
+        # A NaN in the summed metrics would spoil the whole progress line, so a skipped update adds
+        # nothing to them either.
         new_or_old = partial(_choose, finite)
         return state.replace(
             params=new_or_old(params, state.params),

@@ -235,7 +235,9 @@ def attach_relative(rng: Draw, np: NP, past: bool, avoid: Verb) -> None:
     person = noun.kind in ("person", "kin")
     x = rng.random()
     word = "who" if person else "that"
-    lead = ""  # the German words before the subject if the pronoun is not the subject
+    # A German pronoun that is not the subject has the case of its own role ("dem", "in der") and comes
+    # before the clause, whereas a subject is already a part of it.
+    lead = ""
     pronoun = NP(
         word,
         word,

@@ -55,7 +55,7 @@ from transformer_jax.corpora.grammar.morphology import (
 # --------------------------------------------------------------------------------------------------
 # Selection classes: which words fit together, and the weights of choices.
 #
-# They keep the sentences plausible, because one eats food but reads books. A choice that occurs
+# They keep the sentences plausible: one eats food, for example, but reads books. A choice that occurs
 # several times in a tuple has a higher weight, so that one uniform draw serves all choices.
 
 PEOPLE = nouns(["person"])

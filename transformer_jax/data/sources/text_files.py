@@ -371,7 +371,7 @@ def sha256(paths: Sequence[str]) -> list[str]:
     """Returns the SHA-256 digest of each file. Only files of an unknown version are read."""
     if not _memory.is_read:
         _memory.is_read = True
-        # Digests of this process come last and so win over those of earlier programs.
+        # Those of this process win, because it has read the files itself.
         _memory.digests = _read(_memory.folder) | _memory.digests
     digests = []
     new: dict[Key, str] = {}

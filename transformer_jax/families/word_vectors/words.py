@@ -68,7 +68,7 @@ def negative_sampling(
       repeats: (B, T, K), 1 where a noise word is the target, else 0.
       negatives: number of noise words of a pair.
     """
-    # Accumulated in float32, because bfloat16 would round the logits and the counts.
+    # Accumulated in float32, because bfloat16 would round the logits.
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     predicted = product("bsm,btm->bst", states, targets)
     rejected = product("bsm,bkm->bsk", states, noise)

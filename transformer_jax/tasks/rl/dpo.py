@@ -142,8 +142,8 @@ class DPO(PreferenceTask, Continued):
         return None if path[0] == "reference" else super().group(path)
 
     def weights(self, batch):
-        # Each prompt has the same weight, however many completions it has: see
-        # `Pairs.prompt_means`.
+        # Prompts are counted and not pairs, because the loss adds one mean for each prompt, however
+        # many completions it has (Ouyang et al. 2022, equation 1).
         return {"loss": _filled(batch)[:, 0].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
