@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 
@@ -84,7 +84,10 @@ setup(
     author="The transformer_jax developers",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    packages=find_packages(include=["transformer_jax", "transformer_jax.*"]),
+    # Folders of tasks and sources in a family need no __init__.py.
+    packages=find_namespace_packages(
+        include=["transformer_jax", "transformer_jax.*"], exclude=["*.__pycache__"]
+    ),
     python_requires=">=3.11",
     classifiers=[
         "Programming Language :: Python :: 3.11",

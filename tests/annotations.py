@@ -89,8 +89,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         package, _, module = name.partition(".")
         if package != PACKAGE or not any(f"{module}.".startswith(f"{each}.") for each in MODULES):
             return None
+        # In the folder of a family, the model is checked, but not its tasks, as those in tasks/.
+        if module.startswith("families.") and module.count(".") > 1:
+            return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.origin is not None:  # it has none for a folder without files
+        if spec is not None:
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 

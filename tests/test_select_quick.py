@@ -32,6 +32,7 @@ def root(tmp_path):
         ("transformer_jax/training/step.py", ["training/test_loop.py"]),
         ("transformer_jax/data/tokenizers/kinds.py", ["data/test_tokenizers.py"]),
         ("transformer_jax/data/tokenizers/__init__.py", ["data/test_tokenizers.py"]),
+        ("transformer_jax/families/gpt2/tasks/causal_lm.py", ["tasks/test_causal_lm.py"]),
         ("tests/data/test_tokenizers.py", ["data/test_tokenizers.py"]),
         ("tests/data/test_deleted.py", []),
         ("tests/programs.py", ["tasks/test_causal_lm.py"]),
