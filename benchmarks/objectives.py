@@ -337,7 +337,7 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     bert, pretrained = open_run(run, "latest")
     shape = {f"model.{key}": bert.config.model[key] for key in ("d_model", "d_ff", "vocab_size")}
     shape["model.num_encoder_layers"] = bert.config.model.num_layers
-    # This key gives the tokenizer alone. The parameters are put in their places below.
+    # This key gives the tokenizer alone. The parameters are assigned below.
     shape["init_from"] = {"encoder": str(run)}
     task = make_task(configs.load(f"{PRETRAINING}:text-infilling", shape))
     params = step.init_params(task)
@@ -432,16 +432,16 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     figure = new_figure((11, 4.5), "Objectives of pre-training on one budget")
     axes = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
     for panel, (key, (name, unit)) in zip(axes, COLUMNS.items()):
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if score := row.get(key):
                 mean, deviation = unit * score["mean"], unit * score["deviation"]
-                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+                panel.errorbar(mean, index, xerr=deviation, fmt="o", color="tab:blue")
         panel.set_xlabel(name)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if "rouge" in row:
             score = row["rouge"]["rougeL"]
             around = np.abs(np.array(score["interval"]) - score["mean"])
-            axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
+            axes[-1].errorbar(score["mean"], index, xerr=around[:, None], fmt="o", color="tab:blue")
     axes[-1].set_xlabel("ROUGE-L of summaries")
     # Its perplexity is far outside.
     axes[0].axvline(100 * floor_row["sst2"]["mean"], color="gray", linestyle="--")

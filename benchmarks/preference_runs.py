@@ -189,8 +189,8 @@ def labelled(answers: Sequence[policies.Answer], log_odds: Sequence[float]) -> l
     """
     pairs = []
     for first in range(0, len(answers), 2):
-        order = sorted((first, first + 1), key=lambda place: -log_odds[place])
-        chosen, rejected = (answers[place] for place in order)
+        order = sorted((first, first + 1), key=lambda index: -log_odds[index])
+        chosen, rejected = (answers[index] for index in order)
         if chosen.text != rejected.text:
             difference = log_odds[order[0]] - log_odds[order[1]]
             texts = {"chosen": chosen.text, "rejected": rejected.text}

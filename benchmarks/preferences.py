@@ -118,9 +118,9 @@ def draw(rows: list[dict], path) -> None:
                 colour = COLOURS.get(row["part"], "tab:blue")
                 values = [unit * value for value in row[measure]["values"]]
                 panel.plot(row["kl"]["values"], values, "o", color=colour, alpha=0.7)
-                place = (row["kl"]["mean"], unit * row[measure]["mean"])
+                point = (row["kl"]["mean"], unit * row[measure]["mean"])
                 label = LABELS[row["part"]]
-                panel.annotate(label, place, (5, -9), textcoords="offset points", fontsize=8)
+                panel.annotate(label, point, (5, -9), textcoords="offset points", fontsize=8)
         panel.set_xlabel("KL from SFT, nats a text")
         panel.set_ylabel(COLUMNS[measure][0])
         panel.grid(alpha=0.3)

@@ -62,8 +62,8 @@ def conversations(path: pathlib.Path) -> Iterator[dict]:
         words = review.split()
         if len(words) >= PROMPT_WORDS + MOST:
             answer = words[PROMPT_WORDS : PROMPT_WORDS + MOST]
-            ends = [place for place, word in enumerate(answer, 1) if word[-1] in ".!?"]
-            length = next((place for place in ends if place >= FEWEST), MOST)
+            ends = [count for count, word in enumerate(answer, 1) if word[-1] in ".!?"]
+            length = next((count for count in ends if count >= FEWEST), MOST)
             yield {
                 "prompt": " ".join(words[:PROMPT_WORDS]),
                 "completion": " " + " ".join(answer[:length]),

@@ -42,7 +42,7 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
 
 
 def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
-    """An LSTM in the place of the Transformer (Radford et al. 2018, table 5)."""
+    """An LSTM instead of the Transformer (Radford et al. 2018, table 5)."""
     config = configs.tiny("configs/finetune/glue.py:mrpc,gpt")
     for key, value in examples.write(config, tmp_path / "examples").items():
         configs.set_key(config, key, value)

@@ -119,7 +119,7 @@ def test_entities_in_edge_cases(tags, expected):
 
 
 STRICT = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
-# The same tags as those of IOBES, under other letters and in other places.
+# The same tags as those of IOBES, under other letters and at other positions.
 WRITTEN = {
     "BMES": lambda letter, kind: f"{'BMES'['BIES'.index(letter)]}-{kind}",
     "BMEW": lambda letter, kind: f"{'BMEW'['BIES'.index(letter)]}-{kind}",
@@ -129,7 +129,7 @@ WRITTEN = {
 
 
 def any_tags(draw, letters):
-    """Returns random tags of two sentences, and tags that differ from them in some places."""
+    """Returns random tags of two sentences, and tags that differ from them at some positions."""
     free = [f"{letter}-{kind}" for letter in letters for kind in ("PER", "LOC")] + ["O", "O"]
     labels = [[draw.choice(free) for _ in range(draw.randint(1, 9))] for _ in range(2)]
     predicted = [

@@ -116,13 +116,13 @@ def test_a_function_may_give_finite_numbers_of_float32_alone(reward):
 def test_the_clipped_losses_are_those_of_the_papers():
     """Schulman et al. 2017, equation 7, and its counterpart for values."""
     for_policy, for_value = np.zeros((2, 4, 5))
-    for place in np.ndindex(4, 5):
-        ratio, gain = RATIOS[place], REWARDS[place]
-        for_policy[place] = -min(ratio * gain, min(max(ratio, 1 - CLIP), 1 + CLIP) * gain)
-        value, old = VALUES[place], OLD[place]
+    for index in np.ndindex(4, 5):
+        ratio, gain = RATIOS[index], REWARDS[index]
+        for_policy[index] = -min(ratio * gain, min(max(ratio, 1 - CLIP), 1 + CLIP) * gain)
+        value, old = VALUES[index], OLD[index]
         near = min(max(value, old - CLIP), old + CLIP)
-        errors = (value - RETURNS[place]) ** 2, (near - RETURNS[place]) ** 2
-        for_value[place] = max(errors) / 2
+        errors = (value - RETURNS[index]) ** 2, (near - RETURNS[index]) ** 2
+        for_value[index] = max(errors) / 2
     actual = rollouts.clipped_policy_loss(*single(np.log(RATIOS), REWARDS), CLIP)
     np.testing.assert_allclose(actual, for_policy, rtol=1e-5)
     actual = rollouts.clipped_value_loss(*single(VALUES, OLD, RETURNS), CLIP)

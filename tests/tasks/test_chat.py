@@ -29,7 +29,7 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.step import Program, init_params
 
-PLACE = [message("user", "Where is the cat?")]
+QUESTION = [message("user", "Where is the cat?")]
 
 
 def build(folder, **overrides):
@@ -65,12 +65,12 @@ def loss(chats, batch):
 
 
 def test_it_learns_the_answers_and_their_end(chats):
-    answer = chats.task.reply(chats.params, PLACE, temperature=0)
+    answer = chats.task.reply(chats.params, QUESTION, temperature=0)
     assert (answer.text, answer.finished) == ("on the mat", "end")
     system = [message("system", "Be brief.")]
     asked = [
         *system,
-        *PLACE,
+        *QUESTION,
         message("assistant", "on the mat"),
         message("user", "What did it do?"),
     ]
@@ -231,13 +231,13 @@ def test_messages_that_cannot_be_answered(chats, gpt):
     for messages, error in (
         ([], "messages: 'messages' must be a list of at least one"),
         ([message("tool", "a")], "messages: message 1: role 'tool' must be one of"),
-        ([*PLACE, message("assistant", "a")], "the last one must be of the user"),
+        ([*QUESTION, message("assistant", "a")], "the last one must be of the user"),
         ([message("user", "the cat " * 40)], "config.model.max_length=64; write less"),
     ):
         with pytest.raises(UserError, match=error):
             chats.task.reply(chats.params, messages)
     with pytest.raises(UserError, match="config.task.name='causal_lm': this run has no"):
-        gpt.task.reply(gpt.params, PLACE)
+        gpt.task.reply(gpt.params, QUESTION)
 
 
 @pytest.mark.full
@@ -245,7 +245,7 @@ def test_a_streamed_answer_is_the_whole_one(chats, capsys):
     task = chats.task
     params = jax.tree.map(jnp.asarray, init_params(task))  # long answers
     settings = dict(max_tokens=30, temperature=1.0, seed=3)
-    whole = task.reply(params, PLACE, **settings)
+    whole = task.reply(params, QUESTION, **settings)
     assert whole.tokens > 16  # several parts
     parts = []
     show = Streamed(())
@@ -254,7 +254,7 @@ def test_a_streamed_answer_is_the_whole_one(chats, capsys):
         parts.append(texts[0])
         show(texts)
 
-    streamed = task.reply(params, PLACE, watch=watch, **settings)
+    streamed = task.reply(params, QUESTION, watch=watch, **settings)
     show.end(streamed.text)
     assert streamed == whole and capsys.readouterr().out == whole.text + "\n"
     assert len(parts) > 2 and len(parts[0]) < len(whole.text)
@@ -313,7 +313,7 @@ def test_through_pipes(chats):
 
 def test_prompts_are_answered_apart_from_each_other(chats):
     """Each is a conversation of its own, or a text: a message of the user."""
-    prompts = ["What did it do?", PLACE, [message("system", "Be brief."), *PLACE]]
+    prompts = ["What did it do?", QUESTION, [message("system", "Be brief."), *QUESTION]]
     settings = dict(max_tokens=12, temperature=0)
     answers = list(chats.task.replies(chats.params, prompts, **settings))
     assert answers == [chats.task.reply(chats.params, each, **settings) for each in prompts]

@@ -51,7 +51,7 @@ def ppo(gpt, tmp_path_factory):
 
 
 def answers_of(experience, task):
-    """Returns the tokens of the answers, and which places have one."""
+    """Returns the tokens of the answers, and which positions have one."""
 
     @jax.jit
     def read(answers):
@@ -74,18 +74,18 @@ def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(
     lengths = batch["prompt_lengths"]
 
     @jax.jit
-    def draw(logits, places):
+    def draw(logits, positions):
         rows = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(1), jnp.arange(8))
-        drawn = how.draw(logits, None, jax.vmap(jax.random.fold_in)(rows, places))
+        drawn = how.draw(logits, None, jax.vmap(jax.random.fold_in)(rows, positions))
         log_probs = jax.nn.log_softmax(logits / 0.7)
         return drawn, jnp.take_along_axis(log_probs, drawn[:, None], 1)[:, 0]
 
     logits, decoding = model.begin(own, batch["prompts"], lengths, slots=task.length)
-    for place in range(task.max_tokens):
-        drawn, of_drawn = map(np.asarray, draw(logits, lengths + place))
-        exists = filled[:, place]
-        np.testing.assert_array_equal(drawn[exists], tokens[exists, place])
-        of_forward = experience["old_log_probs"][exists, place]
+    for position in range(task.max_tokens):
+        drawn, of_drawn = map(np.asarray, draw(logits, lengths + position))
+        exists = filled[:, position]
+        np.testing.assert_array_equal(drawn[exists], tokens[exists, position])
+        of_forward = experience["old_log_probs"][exists, position]
         np.testing.assert_allclose(of_forward, of_drawn[exists], atol=1e-4)
         logits, decoding = model.step(own, decoding, drawn[:, None])
         logits = np.asarray(logits)[:, 0]

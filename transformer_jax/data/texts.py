@@ -20,7 +20,7 @@ from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
 from transformer_jax.data.sources.tables import EntailedPairs
 from transformer_jax.data.sources.text_files import (
-    Place,
+    Location,
     Span,
     from_json,
     matching_files,
@@ -132,12 +132,12 @@ class TextSpans:
             # Skipped after counting, so that `index` still is the number of the line in the file.
             if not _has_text(line):
                 continue
-            place = Place(span, index)
-            value = from_json(line, place)
+            location = Location(span, index)
+            value = from_json(line, location)
             text = value.get(self.field) if isinstance(value, dict) else None
             if not isinstance(text, str):
                 raise UserError(
-                    f"{place}: not a JSON object with a text under {self.field!r} "
+                    f"{location}: not a JSON object with a text under {self.field!r} "
                     "(config.data.text_field)"
                 )
             if text:

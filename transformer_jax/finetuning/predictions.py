@@ -117,9 +117,9 @@ class Batches:
         """Returns the bucket of the rows of update `step`."""
         return self.examples.bucket(self._numbers(step))
 
-    def batch(self, step: int, places: Sequence[int]) -> Row:
+    def batch(self, step: int, indices: Sequence[int]) -> Row:
         numbers = self._numbers(step)
-        chosen = [numbers[index] for index in places]
+        chosen = [numbers[index] for index in indices]
         # The bucket is that of the whole batch, so that all hosts compile the same shape.
         return self.examples.stack(chosen, self.examples.bucket(numbers))
 

@@ -93,8 +93,8 @@ class Translator:
         )
         search = BeamSearch.of(self.decode, self._ends, n_best, **constraints)
         placement = Placement.of(params, self.mesh).decoding()
-        places = placement.rows(self.decode.batch)
-        return Stream(self.model, search, places, target.start_id, placement)
+        num_rows = placement.rows(self.decode.batch)
+        return Stream(self.model, search, num_rows, target.start_id, placement)
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(params, n_best)

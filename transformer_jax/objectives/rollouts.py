@@ -388,7 +388,7 @@ class Policy(Prompted):
     reward_model: tuple = ()
 
     other_runs = ("reference", "reward")
-    # Optional: (prompt, completion) -> number, defined by a subclass in place of a reward model. It
+    # Optional: (prompt, completion) -> number, defined by a subclass instead of a reward model. It
     # must be a pure function, so that a resumed run computes the same rewards again.
     reward_of: ClassVar[Callable[[str, str], float] | None] = None
 

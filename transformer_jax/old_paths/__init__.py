@@ -364,7 +364,7 @@ RENAMED = {
 class _Module(types.ModuleType):
     """A module that can be called where it has a function of its own name.
 
-    Importing `pictures.bars` puts the module in the place of the function `pictures.bars`.
+    Importing `pictures.bars` replaces the function `pictures.bars` by the module.
     """
 
     def __call__(self, *arguments, **options):

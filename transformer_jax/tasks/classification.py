@@ -277,7 +277,7 @@ class Classification(FeatureBased):
         if not texts:
             return []
         encoded = zip(*self._encoded(texts))
-        # The label 0 is never read, but the arrays of a row have a place for it.
+        # The label 0 is never read, but the arrays of a row have an element for it.
         return [Unlabelled([(first, second, 0)], is_long) for first, second, is_long in encoded]
 
     def classify(

@@ -10,7 +10,7 @@ in number between the languages:
 
 * `>` at the end: English plural, German singular (trousers, die Hose).
 * `<` at the end: English singular, German plural (furniture, die Möbel).
-* `pl` in place of the gender: plural in both languages.
+* `pl` instead of the gender: plural in both languages.
 
 Adjectives are `english German [comparative superlative]`. The German is `predicative:stem` where
 endings are appended to another stem (teuer, ein teures Buch). `!` marks adjectives without

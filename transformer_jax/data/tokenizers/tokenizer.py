@@ -17,7 +17,7 @@ from transformer_jax.config import UserError
 # The interface of all tokenizers, which convert text to ids and back. Tasks know nothing else of a
 # tokenizer, so that any of them can be used with any model that has its special tokens.
 
-# Beside the tokenizer's own file, whose format may have no place for a prefix.
+# Beside the tokenizer's own file, whose format may have no field for a prefix.
 PREFIX_FILE = "prefix.json"
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _ENCODE = "encode takes a text or a list of texts"

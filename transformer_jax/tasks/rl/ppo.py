@@ -59,7 +59,7 @@ class PPO(Policy):
     @cached_property
     def _texts(self) -> TextWindows:
         # Texts are read as the training files of a language model, so in a copy of the config they
-        # take the place of the prompts.
+        # replace the prompts.
         config = ConfigDict(self.config).copy_and_resolve_references()
         with config.ignore_type():
             config.data.train_files, config.data.valid_files = self.text_files, None
