@@ -239,7 +239,7 @@ def write_functions(folder: pathlib.Path, tokens: pathlib.Path) -> None:
 
 
 def targets(split: str, tokens: pathlib.Path) -> list[list[int]]:
-    """Returns the ids of the summaries of a split, without marks."""
+    """Returns the ids of the summaries of a split, without special tokens."""
     from transformer_jax.data import tokenizers
 
     return tokenizers.load(tokens).encode([pair.target for pair in functions(split, tokens)])

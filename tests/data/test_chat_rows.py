@@ -11,7 +11,7 @@ from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.chat_rows import ChatRows
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.chat import SPECIAL_TOKENS
 from transformer_jax.data.tokenizers.words import Characters
 
 
@@ -26,7 +26,7 @@ def config(folder, lines, **keys):
 
 
 def rows(folder, lines, length):
-    letters = tokenizers.with_marks(Characters.train(["ab"], 8), MARKS)
+    letters = tokenizers.with_special_tokens(Characters.train(["ab"], 8), SPECIAL_TOKENS)
     component = ChatRows(config(folder, lines), length).train(letters).phases[0].components[0]
     return component, component.rows([(number, 0) for number in range(len(component))])
 

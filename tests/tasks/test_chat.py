@@ -21,7 +21,7 @@ from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.chat import SPECIAL_TOKENS
 from transformer_jax.data.tokenizers.words import Characters
 from transformer_jax.inference import causal
 from transformer_jax.runs import spec
@@ -205,7 +205,7 @@ def test_it_is_written_as_a_language_model(chats, tmp_path):
 
 
 def test_the_oldest_turns_make_room_for_the_answer():
-    letters = tokenizers.with_marks(Characters.train(["ab"], 8), MARKS)
+    letters = tokenizers.with_special_tokens(Characters.train(["ab"], 8), SPECIAL_TOKENS)
     messages = [
         message("system", "a"),
         message("user", "aa"),

@@ -1,4 +1,4 @@
-"""Preferences between the answers of a conversation, for a run that knows its marks."""
+"""Preferences between the answers of a conversation, for a run that knows its special tokens."""
 
 import json
 from functools import partial
@@ -72,7 +72,7 @@ def test_lines_of_predict_may_hold_messages(scorer):
     assert first == second
 
 
-def test_messages_need_a_run_that_knows_the_marks(gpt, tmp_path):
+def test_messages_need_a_run_that_knows_the_special_tokens(gpt, tmp_path):
     task = resolve(reward(tmp_path, gpt.workdir), tmp_path / "run").task()
     with pytest.raises(UserError, match="a prompt has messages, but the run in config.init_from"):
         task.encoded([(ASKED, (" sat.",))])

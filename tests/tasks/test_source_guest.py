@@ -56,7 +56,7 @@ from transformer_jax.contracts.task import Loss
 
 
 class _Rows:
-    """The pixels of a picture; weight 0 marks the rows that fill the last batch."""
+    """The pixels of a picture; weight 0 is given to the rows that fill the last batch."""
 
     def __init__(self, records):
         self.records = records

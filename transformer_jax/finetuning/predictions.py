@@ -236,7 +236,7 @@ class ZeroShot:
         self.multi_label = multi_label or len(labels) == 1
         self._task = task
         self._classes = _classes(task.names, self.multi_label)
-        self._max_tokens = task.length - task.marks.count(2)
+        self._max_tokens = task.length - task.special_tokens.count(2)
         texts = [template.replace("{}", label) for label in labels]
         self._hypotheses = task.tokenizer.encode(texts)
         for text, ids in zip(texts, self._hypotheses):

@@ -357,6 +357,8 @@ RENAMED = {
     "Attending": "CachedSequenceToSequence",
     "Cloze": "UnifiedLM",
     "LSTM": "RecurrentLM",
+    "Marked": "JoinedPairs",
+    "Marks": "SpecialTokens",
     "Sensory": "SignalEncoder",
 }
 

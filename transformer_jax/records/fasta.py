@@ -17,7 +17,7 @@ from transformer_jax.data.tokenizers.words import AMBIGUOUS, STANDARD
 from transformer_jax.pictures.progress import say
 
 _KNOWN = STANDARD + AMBIGUOUS
-# Lower-case letters are residues, too, by which data bases mark repeats.
+# Lower-case letters are residues, too, by which data bases denote repeats.
 _UNKNOWN = re.compile(rf"[^{_KNOWN}{_KNOWN.lower()}\s]")
 _PAIR = re.compile(r"(\d+)-(\d+)")
 _CONTACTS = ";contacts "
