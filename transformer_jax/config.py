@@ -495,14 +495,12 @@ def current_name(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 class Renamed:
     """A method or attribute under the name that it had in earlier versions, whose use warns.
 
-    `answers = Renamed("completions")` in a class makes `answers` stand for `completions`.
+    `answer = Renamed("answer", "completion")` in a class makes `answer` stand for `completion`.
     """
 
-    def __init__(self, new: str):
-        self._new = new
-
-    def __set_name__(self, owner, old):
-        self._old = old
+    def __init__(self, old: str, new: str):
+        # Both are given, because __set_name__ is not called in a NamedTuple before Python 3.13.
+        self._old, self._new = old, new
 
     def __get__(self, instance, owner):
         if instance is None:

@@ -183,10 +183,10 @@ def test_a_conversation_begins_with_it_once(run):
     )
     assert chat.prompt(messages) == [START, *other.prompt(messages)]
     assert chat.prompt([*messages, {"role": "assistant", "content": "a"}] * 2).count(START) == 1
-    assert not chat.render([*messages, {"role": "assistant", "content": "a"}]).is_answer[0]
+    assert not chat.render([*messages, {"role": "assistant", "content": "a"}]).is_completion[0]
     again = tokenizers.training.from_files(chat.files())
     assert again.prompt(messages) == chat.prompt(messages)
-    assert again.answering.prefix == (START,)
+    assert again.for_replies.prefix == (START,)
     # A run on conversations of an earlier version was trained without it.
     files = chat.files() | {"chat.json": json.dumps({"marks": special_tokens}).encode()}
     assert tokenizers.training.from_files(files).prompt(messages) == other.prompt(messages)

@@ -27,7 +27,7 @@ def letters():
 
 
 @pytest.mark.parametrize(
-    "messages, ids, answers",
+    "messages, ids, are_completions",
     [
         (
             [("user", "ab"), ("assistant", "ba")],
@@ -47,26 +47,28 @@ def letters():
         ),
     ],
 )
-def test_ids_and_answers(letters, messages, ids, answers):
+def test_ids_and_completions(letters, messages, ids, are_completions):
     messages = [message(*each) for each in messages]
     rendered = letters.render(messages)
-    assert rendered.ids.tolist() == ids and rendered.is_answer.tolist() == [*map(bool, answers)]
+    assert rendered.ids.tolist() == ids and rendered.is_completion.tolist() == [
+        *map(bool, are_completions)
+    ]
     assert letters.prompt(messages) == [*ids, ASSISTANT]
     assert letters.prompts([messages, messages[:0]]) == [[*ids, ASSISTANT], [ASSISTANT]]
     both = letters.render_all([messages, messages[:1]])
     assert both[0].ids.tolist() == ids and len(both) == 2
     if messages[-1]["role"] == "assistant":
-        answer = letters.answer(messages[-1]["content"])
-        assert letters.prompt(messages[:-1]) + answer == ids
+        completion = letters.completion(messages[-1]["content"])
+        assert letters.prompt(messages[:-1]) + completion == ids
 
 
-def test_an_answer_that_is_cut_and_an_empty_conversation(letters):
-    assert letters.is_answer(np.array([USER, A, STOP, ASSISTANT, A, B])).tolist() == [
+def test_a_completion_that_is_cut_and_an_empty_conversation(letters):
+    assert letters.is_completion(np.array([USER, A, STOP, ASSISTANT, A, B])).tolist() == [
         *[False] * 4,
         True,
         True,
     ]
-    assert letters.is_answer(np.zeros(0, np.int32)).tolist() == []
+    assert letters.is_completion(np.zeros(0, np.int32)).tolist() == []
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "wordpiece", "words"])
@@ -83,13 +85,13 @@ def test_no_text_gives_a_special_token_and_special_tokens_decode_to_no_text(kind
         len(base.encode(attack)) + 2,
         len(rendered.ids) - 1,
     ]
-    assert rendered.is_answer.sum() == len(base.encode("A cat.")) + 1
+    assert rendered.is_completion.sum() == len(base.encode("A cat.")) + 1
     text = tokenizer.decode(rendered.ids.tolist())
     assert text == base.decode(base.encode(attack)) + base.decode(base.encode("A cat."))
     prompt = tokenizer.prompt([message("user", "A cat.")])
-    answered = tokenizer.decode([*prompt, *tokenizer.answer("The dog runs.")])
+    reply = tokenizer.decode([*prompt, *tokenizer.completion("The dog runs.")])
     before = tokenizer.decode(prompt)
-    assert answered.removeprefix(before) == base.decode(base.encode("The dog runs."))
+    assert reply.removeprefix(before) == base.decode(base.encode("The dog runs."))
 
     tokenizer.save(tmp_path)
     for other in (tokenizers.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
@@ -99,7 +101,7 @@ def test_no_text_gives_a_special_token_and_special_tokens_decode_to_no_text(kind
         )
         assert (other.fingerprint(), other.eos_id) == (tokenizer.fingerprint(), base.eos_id)
     assert tokenizer.pieces([*tokenizer.role_ids.values(), tokenizer.end_id]) == [*SPECIAL_TOKENS]
-    assert tokenizer.special[-4:].all() and tokenizer.answering.eos_id == tokenizer.end_id
+    assert tokenizer.special[-4:].all() and tokenizer.for_replies.eos_id == tokenizer.end_id
     assert len(tokenizer.continues) == tokenizer.vocab_size
 
 
@@ -119,6 +121,11 @@ def test_earlier_names_warn(letters):
         assert tokenizers.with_marks is tokenizers.with_special_tokens
     with pytest.warns(DeprecationWarning, match="ChatTokenizer.marks is now special_tokens"):
         assert letters.marks == SPECIAL_TOKENS
+    rendered = letters.render([{"role": "user", "content": "ab"}])
+    with pytest.warns(DeprecationWarning, match="Rendered.is_answer is now is_completion"):
+        assert rendered.is_answer is rendered.is_completion
+    with pytest.warns(DeprecationWarning, match="ChatTokenizer.answer is now completion"):
+        assert letters.answer("a") == letters.completion("a")
 
 
 def test_a_tokenizer_has_its_special_tokens_once(letters):

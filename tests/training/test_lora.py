@@ -277,7 +277,7 @@ def full(tmp_path_factory):
     ],
 )
 def test_new_tokens_that_are_not_trained_are_named(task, lora, number, full, tmp_path):
-    """Their random embeddings would otherwise stay, among them that of the end of an answer."""
+    """Their random embeddings would otherwise stay, among them the one of a reply's end."""
     chats = {"prompt": "a cat", "completion": "a dog"}
     files = {
         "chat": json.dumps(chats) + "\n",

@@ -391,7 +391,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = f"{_PACKAGE}.{MOVED[module.__name__.partition('.')[2]]}"
         content = importlib.import_module(name)
         warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
-        names = [each for each in vars(content) if not each.startswith("__")]
+        # `__getattr__` comes along, because it answers to the names that a class or function had.
+        names = [
+            each for each in vars(content) if not each.startswith("__") or each == "__getattr__"
+        ]
         vars(module).update({each: getattr(content, each) for each in names})
         vars(module).update(
             {old: getattr(content, new) for old, new in RENAMED.items() if hasattr(content, new)}

@@ -109,7 +109,7 @@ def check_turns(messages, where: str) -> None:
     """Raises UserError if `messages` is not a conversation that ends with a user's message."""
     check(messages, where)
     if messages[-1]["role"] != "user":
-        raise UserError(f"{where}: the last one must be of the user, whom the model answers")
+        raise UserError(f"{where}: the last one must be of the user, to whom the model replies")
 
 
 def _check_text(text, name: str) -> None:
@@ -150,7 +150,7 @@ class GrammarConversations:
 
 
 def _translation(split: str, number: int) -> list[Message]:
-    """Returns a question for a translation, and its answer."""
+    """Returns a question for a translation, and the reply."""
     from transformer_jax.corpora import grammar
 
     english, german = grammar.sentence_pair(0, split, number)

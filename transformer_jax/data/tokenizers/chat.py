@@ -36,12 +36,14 @@ class Rendered(NamedTuple):
 
     Attributes:
       ids: (N,) int32.
-      is_answer: (N,) bool, the tokens that the assistant generates: its texts, and the end token
-        of each of its messages.
+      is_completion: (N,) bool, the tokens that the assistant generates: its texts, and the end
+        token of each of its messages.
     """
 
     ids: Integer[np.ndarray, " N"]
-    is_answer: Bool[np.ndarray, " N"]
+    is_completion: Bool[np.ndarray, " N"]
+
+    is_answer = Renamed("is_answer", "is_completion")
 
 
 class ChatTokenizer(Tokenizer):
@@ -74,7 +76,10 @@ class ChatTokenizer(Tokenizer):
     def __reduce__(self):
         return type(self), (self.base, self.special_tokens, self.prefix)
 
-    marks = Renamed("special_tokens")
+    marks = Renamed("marks", "special_tokens")
+    answer = Renamed("answer", "completion")
+    is_answer = Renamed("is_answer", "is_completion")
+    answering = Renamed("answering", "for_replies")
 
     # The template: a conversation as ids. Text never passes through a template in Jinja, where a
     # user could write special tokens.
@@ -96,7 +101,7 @@ class ChatTokenizer(Tokenizer):
         # The text of a message is encoded by itself, so that its ids do not depend on what stands
         # around it.
         ids = np.fromiter(itertools.chain(self.prefix, *parts), np.int32)
-        return Rendered(ids, self.is_answer(ids))
+        return Rendered(ids, self.is_completion(ids))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of a conversation, followed by the special token of the assistant."""
@@ -107,11 +112,11 @@ class ChatTokenizer(Tokenizer):
         role_id = self.role_ids["assistant"]
         return [[*each.ids.tolist(), role_id] for each in self.render_all(conversations)]
 
-    def answer(self, text: str) -> list[int]:
+    def completion(self, text: str) -> list[int]:
         """Returns the ids of a completion of a `prompt`, including the end of the message."""
         return [*self.encode(text), self.end_id]
 
-    def is_answer(self, ids: Integer[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+    def is_completion(self, ids: Integer[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
         """Returns which ids the assistant generates.
 
         These are the ids after the assistant's special token, up to and including the end of the
@@ -126,12 +131,12 @@ class ChatTokenizer(Tokenizer):
         return (before >= 0) & (ids[before] == self.role_ids["assistant"])
 
     @property
-    def answering(self) -> "ChatTokenizer":
+    def for_replies(self) -> "ChatTokenizer":
         """A copy of this tokenizer for generation, in which the end of a message is `eos_id`."""
         # A shallow copy, because both share the base tokenizer, which is large.
-        answering = copy.copy(self)
-        answering.eos_id = self.end_id
-        return answering
+        tokenizer = copy.copy(self)
+        tokenizer.eos_id = self.end_id
+        return tokenizer
 
     # The tokenizer of a text, which is the base tokenizer's: only the structure of a conversation
     # needs the further tokens.
