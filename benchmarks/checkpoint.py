@@ -74,7 +74,7 @@ def save(tiny: bool):
 
 @jax.jit
 def redrawn(state, key):
-    """Returns the state with random numbers in place of all floating-point numbers."""
+    """Returns the state with random numbers instead of all floating-point numbers."""
 
     def draw(x):
         return (

@@ -68,7 +68,7 @@ def revision() -> str:
 
 
 def add_rows(path: pathlib.Path, new: list[dict], key: str, order: list[str], command: str) -> None:
-    """Puts rows into a file in an order of names, in place of those with the same name at `key`."""
+    """Puts rows into a file in an order of names, instead of those with the same name at `key`."""
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     by_name = {row[key]: row for row in [*rows, *new]}
     ordered = [by_name[name] for name in order if name in by_name]
@@ -88,10 +88,10 @@ def draw_scores(
     figure = new_figure(size, title)
     axes = figure.subplots(1, len(measures), sharey=True)
     for panel, (task, measure) in zip(axes, measures.items()):
-        for place, (_, row) in enumerate(rows):
+        for index, (_, row) in enumerate(rows):
             if task in row:
                 mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
-                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+                panel.errorbar(mean, index, xerr=deviation, fmt="o", color="tab:blue")
         panel.set_xlabel(f"{task}, {measure}")
         panel.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(rows)), [label for label, _ in rows])

@@ -147,8 +147,8 @@ def plot(rows: list[dict]):
     left.set_ylabel("gradient, of that of the last token")
     for name in ("LSTM", "attention"):
         points = [row for row in rows if "length" in row and row["case"].startswith(f"{name},")]
-        places = [row["length"] for row in points]
-        right.loglog(places, [row["ours"] for row in points], "o-", color=colours[name], label=name)
+        x, y = ([row[key] for row in points] for key in ("length", "ours"))
+        right.loglog(x, y, "o-", color=colours[name], label=name)
     right.set_xlabel(f"tokens of a row; {TOKENS:,} of an update")
     right.set_ylabel("ms of an update")
     for panel in (left, right):

@@ -57,21 +57,21 @@ def _peer_sizes(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _masked_rows(rows: int, length: int, masked: int, vocab_size: int):
-    """Returns random tokens (rows, length), masked places (rows, masked), and our batch of them."""
+    """Returns random tokens (rows, length), masked positions (rows, masked), and our batch."""
     random = np.random.default_rng(0)
     tokens = random.integers(5, vocab_size, (rows, length))
-    places = np.sort(np.argsort(random.random((rows, length)))[:, :masked])
+    masked_positions = np.sort(np.argsort(random.random((rows, length)))[:, :masked])
     read = tokens.copy()
-    np.put_along_axis(read, places, 4, axis=1)
+    np.put_along_axis(read, masked_positions, 4, axis=1)
     batch = {
         "tokens": read,
         "token_types": np.zeros_like(tokens),
         "segment_ids": np.ones_like(tokens),
-        "masked_positions": places,
-        "masked_labels": np.take_along_axis(tokens, places, axis=1),
-        "masked_weights": np.ones_like(places),
+        "masked_positions": masked_positions,
+        "masked_labels": np.take_along_axis(tokens, masked_positions, axis=1),
+        "masked_weights": np.ones_like(masked_positions),
     }
-    return tokens, places, batch
+    return tokens, masked_positions, batch
 
 
 def roberta_rows(
@@ -89,9 +89,9 @@ def roberta_rows(
 
     The head computes the logits of `predicted` positions: the masked ones or all.
     """
-    tokens, places, batch = _masked_rows(rows, length, masked, vocab_size)
+    tokens, masked_positions, batch = _masked_rows(rows, length, masked, vocab_size)
     is_masked = np.zeros_like(tokens)
-    np.put_along_axis(is_masked, places, 1, axis=1)
+    np.put_along_axis(is_masked, masked_positions, 1, axis=1)
     if predicted == length:
         positions = np.broadcast_to(np.arange(length), tokens.shape)
         batch |= {
@@ -125,8 +125,8 @@ def electra_rows(
     **model,
 ):
     """Returns the task, a batch of random rows, and the same rows for the peer."""
-    _, places, batch = _masked_rows(rows, length, masked, vocab_size)
-    draws = np.random.default_rng(1).integers(NUM_DRAWS, size=places.shape)
+    _, masked_positions, batch = _masked_rows(rows, length, masked, vocab_size)
+    draws = np.random.default_rng(1).integers(NUM_DRAWS, size=masked_positions.shape)
     shape = dict(
         name="electra",
         vocab_size=vocab_size,
@@ -140,7 +140,7 @@ def electra_rows(
     task = ReplacedTokens(config, None, phases=((1.0, length, masked),))
     peer_batch = {
         "input_ids": batch["tokens"],
-        "places": places,
+        "masked_positions": masked_positions,
         "labels": batch["masked_labels"],
     }
     return task, batch | {"masked_draws": draws}, peer_batch

@@ -182,12 +182,12 @@ def _write_photos(folder: pathlib.Path, count: int) -> None:
 
     random = np.random.default_rng(0)
     for number in range(count):
-        place = folder / ("even", "odd")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        subfolder = folder / ("even", "odd")[number % 2]
+        subfolder.mkdir(parents=True, exist_ok=True)
         coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3)).astype(np.uint8))
         smooth = np.array(coarse.resize(PHOTO[::-1], Image.Resampling.BICUBIC), int)
         noisy = np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
-        Image.fromarray(noisy).save(place / f"{number:04}.jpg", quality=90)
+        Image.fromarray(noisy).save(subfolder / f"{number:04}.jpg", quality=90)
 
 
 if __name__ == "__main__":

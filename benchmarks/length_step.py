@@ -36,7 +36,7 @@ class Method(NamedTuple):
     model: str
     keys: dict = {}
     task: str = "causal_lm"
-    # the function of layers/attention.py in place of the one that `pick` chooses
+    # the function of layers/attention.py instead of the one that `pick` chooses
     kernel: str | None = None
     devices: int = 1  # that share the length
     parts: tuple[str, ...] = (*DEVICES, "seconds")

@@ -88,8 +88,8 @@ def copying(key: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]
     word = jax.random.randint(key, (rows, WORD), 1, SYMBOLS + 1)
     half = jnp.pad(word, ((0, 0), (1, 0)))
     tokens = jnp.concatenate([half, half], axis=1)
-    places = jnp.arange(tokens.shape[1])
-    is_asked = (places > WORD) & (places < tokens.shape[1] - 1)
+    positions = jnp.arange(tokens.shape[1])
+    is_asked = (positions > WORD) & (positions < tokens.shape[1] - 1)
     return tokens, jnp.roll(tokens, -1, axis=1), jnp.broadcast_to(is_asked, tokens.shape)
 
 
@@ -114,11 +114,11 @@ def retrieval(key: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Arra
 
 
 def characters(text: np.ndarray, key: jax.Array, rows: int):
-    """Returns tokens, labels and weights (rows, LENGTH) of random places in a text."""
+    """Returns tokens, labels and weights (rows, LENGTH) of random positions in a text."""
     starts = jax.random.randint(key, (rows, 1), 0, len(text) - LENGTH)
-    places = starts + jnp.arange(LENGTH)
+    positions = starts + jnp.arange(LENGTH)
     text = jnp.asarray(text)
-    return text[places], text[places + 1], jnp.ones(places.shape, bool)
+    return text[positions], text[positions + 1], jnp.ones(positions.shape, bool)
 
 
 def built(keys: dict, length: int, vocab_size: int):
@@ -218,10 +218,10 @@ def book(keys: dict, path: pathlib.Path, tiny: bool) -> dict:
     evaluate = jax.jit(partial(scores, model, key=None))
     losses = []
     for start in range(0, len(held_out) - LENGTH - 1, 8 * LENGTH)[: 1 if tiny else None]:
-        places = start + LENGTH * np.arange(8)[:, None] + np.arange(LENGTH)
-        places = places[places[:, -1] + 1 < len(held_out)]
-        batch = (held_out[places], held_out[places + 1], np.ones(places.shape, bool))
-        losses += [float(evaluate(params, batch)[0])] * len(places)
+        positions = start + LENGTH * np.arange(8)[:, None] + np.arange(LENGTH)
+        positions = positions[positions[:, -1] + 1 < len(held_out)]
+        batch = (held_out[positions], held_out[positions + 1], np.ones(positions.shape, bool))
+        losses += [float(evaluate(params, batch)[0])] * len(positions)
     return {"bits": np.mean(losses) / math.log(2), "updates": number, "seconds": seconds}
 
 

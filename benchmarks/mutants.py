@@ -75,7 +75,7 @@ _WITH_AXIS = {
     *("flip", "log_softmax", "logsumexp", "max", "mean", "min", "repeat", "roll", "softmax"),
     *("sort", "squeeze", "stack", "sum", "take", "take_along_axis"),
 }
-# Words of the keys of batches and tensors, each with the one that takes its place.
+# Words of the keys of batches and tensors, each with the one that replaces it.
 _WORDS = dict(
     [("query", "key"), ("key", "value"), ("value", "query")]
     + [("source", "target"), ("target", "source"), ("start", "end"), ("end", "start")]
@@ -95,7 +95,7 @@ class Mutant:
       function: the name of the function, with those of the classes and functions around it.
       line: the number of the changed line; `statement` that of the first line of its statement.
       start, end: the replaced bytes of the source.
-      before, after: the text there, and the one in its place.
+      before, after: the text there, and its replacement.
       number: counts the mutants of a function that are otherwise equal, from 0.
     """
 
@@ -572,9 +572,9 @@ def main() -> None:
             if name not in known:
                 path, mutant = named[name]
                 result = copy.judge(path, mutant, tests.judging(path, mutant), flags.minutes * 60)
-                place = {"file": path, "line": mutant.line, "kind": mutant.kind}
+                location = {"file": path, "line": mutant.line, "kind": mutant.kind}
                 texts = {"before": mutant.before, "after": mutant.after}
-                row = {"mutant": name, **place, **texts, **result, "arguments": arguments}
+                row = {"mutant": name, **location, **texts, **result, "arguments": arguments}
                 print(json.dumps(row), file=file)
                 print(f"{result['verdict']:13} {result['seconds']:6.1f} s  {name}", flush=True)
                 known[name] = result["verdict"]

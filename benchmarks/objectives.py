@@ -239,7 +239,7 @@ def write_functions(folder: pathlib.Path, tokens: pathlib.Path) -> None:
 
 
 def targets(split: str, tokens: pathlib.Path) -> list[list[int]]:
-    """Returns the ids of the summaries of a split, without marks."""
+    """Returns the ids of the summaries of a split, without special tokens."""
     from transformer_jax.data import tokenizers
 
     return tokenizers.load(tokens).encode([pair.target for pair in functions(split, tokens)])
@@ -255,17 +255,17 @@ def summarised(arguments, folder: pathlib.Path, workdir: pathlib.Path, begin: di
     config = spec.read(run).config
     family, task = config.model.name, config.task.name
     if family == "gpt":
-        answers = by_language_model(arguments, folder, workdir, begin)
+        outputs_by_seed = by_language_model(arguments, folder, workdir, begin)
     else:
         writes = "masked_targets" if task == "mixed_masks" else "text_to_text"
         if family == "bert" and task != "mixed_masks":
             begin = {"init_from": with_decoder(run, workdir / "encoder")}
-        answers = by_source(arguments, folder, workdir, begin, f"{SUMMARIES}:{writes}")
+        outputs_by_seed = by_source(arguments, folder, workdir, begin, f"{SUMMARIES}:{writes}")
     count = sum(len(ids) + 1 for ids in targets("valid", tokens))
     return {
-        "perplexity": spread([math.exp(-log_prob / count) for log_prob, _ in answers]),
-        "rouge": rouge([outputs for _, outputs in answers], functions("valid", tokens)),
-        "outputs": [outputs[:3] for _, outputs in answers],
+        "perplexity": spread([math.exp(-log_prob / count) for log_prob, _ in outputs_by_seed]),
+        "rouge": rouge([outputs for _, outputs in outputs_by_seed], functions("valid", tokens)),
+        "outputs": [outputs[:3] for _, outputs in outputs_by_seed],
     }
 
 
@@ -285,15 +285,15 @@ def by_source(arguments, folder, workdir, begin, config: str) -> list[tuple[floa
     keys = begin | files | (TWO_STEPS if arguments.tiny else {})
     runs = seeds_of(arguments, workdir)
     losses = train(arguments, config, workdir, keys, len(runs))["valid/loss"]["values"]
-    answers = []
+    outputs_by_seed = []
     for run, loss in zip(runs, losses):
         task, params = open_run(run, "latest")
         framed = task.tokenizer.target.framed
         count = sum(len(framed(ids)) for ids in targets("valid", run / "tokenizer"))
         sources = [pair.source for pair in functions("valid", run / "tokenizer")]
         best = task.translate(params, sources)
-        answers.append((-loss * count, [hypotheses[0].text for hypotheses in best]))
-    return answers
+        outputs_by_seed.append((-loss * count, [hypotheses[0].text for hypotheses in best]))
+    return outputs_by_seed
 
 
 def by_language_model(arguments, folder, workdir, begin) -> list[tuple[float, list[str]]]:
@@ -305,7 +305,7 @@ def by_language_model(arguments, folder, workdir, begin) -> list[tuple[float, li
     keys = begin | files | LANGUAGE_MODEL | (TINY if arguments.tiny else {})
     runs = seeds_of(arguments, workdir)
     train(arguments, f"{PRETRAINING}:language-model", workdir, keys, len(runs))
-    answers = []
+    outputs_by_seed = []
     for run in runs:
         task, params = open_run(run, "latest")
         pairs = functions("valid", run / "tokenizer")
@@ -317,8 +317,8 @@ def by_language_model(arguments, folder, workdir, begin) -> list[tuple[float, li
         ]
         log_prob = sum(each.log_prob for each in task.token_log_likelihoods(params, ids))
         written = task.generate(params, prompts, max_tokens=OUTPUT_TOKENS, temperature=0)
-        answers.append((log_prob, [continuation.text.strip() for continuation in written]))
-    return answers
+        outputs_by_seed.append((log_prob, [continuation.text.strip() for continuation in written]))
+    return outputs_by_seed
 
 
 def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
@@ -337,7 +337,7 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     bert, pretrained = open_run(run, "latest")
     shape = {f"model.{key}": bert.config.model[key] for key in ("d_model", "d_ff", "vocab_size")}
     shape["model.num_encoder_layers"] = bert.config.model.num_layers
-    # This key gives the tokenizer alone. The parameters are put in their places below.
+    # This key gives the tokenizer alone. The parameters are assigned below.
     shape["init_from"] = {"encoder": str(run)}
     task = make_task(configs.load(f"{PRETRAINING}:text-infilling", shape))
     params = step.init_params(task)
@@ -432,16 +432,16 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     figure = new_figure((11, 4.5), "Objectives of pre-training on one budget")
     axes = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
     for panel, (key, (name, unit)) in zip(axes, COLUMNS.items()):
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if score := row.get(key):
                 mean, deviation = unit * score["mean"], unit * score["deviation"]
-                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+                panel.errorbar(mean, index, xerr=deviation, fmt="o", color="tab:blue")
         panel.set_xlabel(name)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if "rouge" in row:
             score = row["rouge"]["rougeL"]
             around = np.abs(np.array(score["interval"]) - score["mean"])
-            axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
+            axes[-1].errorbar(score["mean"], index, xerr=around[:, None], fmt="o", color="tab:blue")
     axes[-1].set_xlabel("ROUGE-L of summaries")
     # Its perplexity is far outside.
     axes[0].axvline(100 * floor_row["sst2"]["mean"], color="gray", linestyle="--")

@@ -179,16 +179,16 @@ class _ElectraPair(torch.nn.Module):
         for model in (self.generator, self.discriminator):
             model.set_attn_implementation(name)
 
-    def forward(self, input_ids, places, labels):
+    def forward(self, input_ids, masked_positions, labels):
         states = self.generator.electra(input_ids).last_hidden_state
-        states = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        states = states.gather(1, masked_positions[..., None].expand(-1, -1, states.shape[-1]))
         states = self.generator.generator_predictions(states)
         logits = self.generator.generator_lm_head(states).flatten(0, 1).float()
         masked_lm = torch.nn.functional.cross_entropy(logits, labels.flatten())
         with torch.no_grad():
             sampled = torch.multinomial(logits.softmax(-1), 1).view_as(labels)
-        tokens = input_ids.scatter(1, places, sampled)
-        replaced = tokens != input_ids.scatter(1, places, labels)
+        tokens = input_ids.scatter(1, masked_positions, sampled)
+        replaced = tokens != input_ids.scatter(1, masked_positions, labels)
         detection = self.discriminator(tokens, labels=replaced).loss
         return transformers.modeling_outputs.MaskedLMOutput(loss=masked_lm + 50 * detection)
 

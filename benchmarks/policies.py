@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-MAX_TOKENS = 48  # of an answer; conversations are shorter
+MAX_TOKENS = 48  # of a completion; conversations are shorter
 DRAWS = {"decode.batch": 256}
 
 
-class Answer(NamedTuple):
+class Completion(NamedTuple):
     prompt: str
     text: str
     ended: bool  # within MAX_TOKENS
@@ -30,25 +30,28 @@ class Run(NamedTuple):
 
         return cls(*open_run(workdir, step, DRAWS))
 
-    def answers(self, prompts: Sequence[str], seed: int = 0) -> list[Answer]:
-        """Returns a drawn answer to each prompt, at temperature 1."""
+    def completions(self, prompts: Sequence[str], seed: int = 0) -> list[Completion]:
+        """Returns a drawn completion of each prompt, at temperature 1."""
         drawn = self.task.replies(self.params, prompts, max_tokens=MAX_TOKENS, seed=seed)
-        return [answered(prompt, each) for prompt, each in zip(prompts, drawn)]
+        return [completed(prompt, each) for prompt, each in zip(prompts, drawn)]
 
-    def log_probs(self, answers: Sequence[Answer]) -> tuple[list[float], int]:
-        """Returns log P(answer | prompt) in nats for each answer, and the number of their tokens.
+    def log_probs(self, completions: Sequence[Completion]) -> tuple[list[float], int]:
+        """Returns log P(completion | prompt) in nats of each, and the number of their tokens.
 
-        An answer is encoded again, and has its end where it ended.
+        A completion is encoded again, and has its end where it ended.
         """
         tokenizer = self.task.tokenizer
-        prompts = tokenizer.prompts([[of_user(answer.prompt)] for answer in answers])
-        ids = [tokenizer.answer(answer.text)[: None if answer.ended else -1] for answer in answers]
+        prompts = tokenizer.prompts([[of_user(completion.prompt)] for completion in completions])
+        ids = [
+            tokenizer.completion(completion.text)[: None if completion.ended else -1]
+            for completion in completions
+        ]
         filled = [(prompt, each) for prompt, each in zip(prompts, ids) if each]
         likelihoods = list(self.task.token_log_likelihoods(self.params, filled))
         return [each.log_prob for each in likelihoods], sum(each.tokens for each in likelihoods)
 
-    def perplexity(self, answers: Sequence[Answer]) -> float:
-        log_probs, num_tokens = self.log_probs(answers)
+    def perplexity(self, completions: Sequence[Completion]) -> float:
+        log_probs, num_tokens = self.log_probs(completions)
         return math.exp(-sum(log_probs) / num_tokens)
 
 
@@ -56,19 +59,19 @@ def of_user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
-def of_people(conversations: Sequence[dict]) -> list[Answer]:
+def of_people(conversations: Sequence[dict]) -> list[Completion]:
     """Returns the completions of conversations."""
-    return [Answer(each["prompt"], each["completion"], True) for each in conversations]
+    return [Completion(each["prompt"], each["completion"], True) for each in conversations]
 
 
-def answered(prompt: str, drawn) -> Answer:
-    """Returns the answer of a Continuation."""
-    return Answer(prompt, drawn.text, drawn.finished == "end")
+def completed(prompt: str, drawn) -> Completion:
+    """Returns the completion of a Continuation."""
+    return Completion(prompt, drawn.text, drawn.finished == "end")
 
 
-def log_odds(classifier: Run, answers: Sequence[Answer]) -> list[float]:
-    """Returns the log-odds that prompt and answer are positive, by a classifier."""
-    texts = [" ".join((answer.prompt + answer.text).split()) for answer in answers]
+def log_odds(classifier: Run, completions: Sequence[Completion]) -> list[float]:
+    """Returns the log-odds that prompt and completion are positive, by a classifier."""
+    texts = [" ".join((completion.prompt + completion.text).split()) for completion in completions]
     predictions = classifier.task.predict(classifier.params, texts)
     probabilities = [each.details["probabilities"] for each in predictions]
     return [math.log(each["1"]) - math.log(each["0"]) for each in probabilities]
@@ -76,50 +79,50 @@ def log_odds(classifier: Run, answers: Sequence[Answer]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
-    """Measures answers by four runs: the SFT model, the reward model, and two classifiers."""
+    """Measures completions by four runs: the SFT model, the reward model, and two classifiers."""
 
     sft: Run
     reward: Run
     labeller: Run
     judge: Run
-    people: list[Answer]  # of held-out conversations
+    people: list[Completion]  # of held-out conversations
 
     @property
     def prompts(self) -> list[str]:
-        return [answer.prompt for answer in self.people]
+        return [completion.prompt for completion in self.people]
 
-    def of_answers(self, answers: Sequence[Answer]) -> dict:
+    def of_completions(self, completions: Sequence[Completion]) -> dict:
         """Returns reward, shares judged positive and perplexity under the SFT model."""
-        pairs = [(answer.prompt, answer.text) for answer in answers]
-        lengths = [len(answer.text.split()) for answer in answers]
+        pairs = [(completion.prompt, completion.text) for completion in completions]
+        lengths = [len(completion.text.split()) for completion in completions]
         return {
             "reward": statistics.fmean(self.reward.task.score(self.reward.params, pairs)),
-            "positive": share(log_odds(self.judge, answers)),
-            "labelled_positive": share(log_odds(self.labeller, answers)),
-            "perplexity": self.sft.perplexity(answers),
+            "positive": share(log_odds(self.judge, completions)),
+            "labelled_positive": share(log_odds(self.labeller, completions)),
+            "perplexity": self.sft.perplexity(completions),
             "words": statistics.fmean(lengths),
-            "ended": statistics.fmean(answer.ended for answer in answers),
+            "ended": statistics.fmean(completion.ended for completion in completions),
         }
 
-    def of_policy(self, policy: Run, seed: int) -> tuple[dict, list[Answer]]:
-        """Returns the measures of a policy, and its answers to the held-out prompts.
+    def of_policy(self, policy: Run, seed: int) -> tuple[dict, list[Completion]]:
+        """Returns the measures of a policy, and its completions of the held-out prompts.
 
-        The divergence is the mean over the answers of log P_policy - log P_SFT, in nats a text.
+        The divergence is the mean over the completions of log P_policy - log P_SFT, in nats a text.
         """
-        answers = policy.answers(self.prompts, seed)
-        of_policy, _ = policy.log_probs(answers)
-        of_sft, _ = self.sft.log_probs(answers)
+        completions = policy.completions(self.prompts, seed)
+        of_policy, _ = policy.log_probs(completions)
+        of_sft, _ = self.sft.log_probs(completions)
         ratios = [a - b for a, b in zip(of_policy, of_sft)]
         error = statistics.stdev(ratios) / math.sqrt(len(ratios))
         measured = {
-            "kl": sum(ratios) / len(answers),
+            "kl": sum(ratios) / len(completions),
             "kl_error": error,
             "perplexity_of_people": policy.perplexity(self.people),
         }
-        return self.of_answers(answers) | measured, answers
+        return self.of_completions(completions) | measured, completions
 
-    def best_of(self, n: int, seed: int, num_prompts: int) -> tuple[dict, list[Answer]]:
-        """Returns the measures of the best of n answers of the SFT model, and these answers.
+    def best_of(self, n: int, seed: int, num_prompts: int) -> tuple[dict, list[Completion]]:
+        """Returns the measures of the best of n completions of the SFT model, and these.
 
         The divergence is its bound (Stiennon et al. 2020, appendix G.3).
         """
@@ -129,12 +132,12 @@ class Measures:
         draw = partial(sft.task.replies, sft.params, max_tokens=MAX_TOKENS, seed=seed)
         prompts = self.prompts[:num_prompts]
         chosen = best_of(draw, partial(reward.task.score, reward.params), prompts, n)
-        answers = [answered(prompt, each) for prompt, each in zip(prompts, chosen)]
+        completions = [completed(prompt, each) for prompt, each in zip(prompts, chosen)]
         measured = {
             "kl": math.log(n) - (n - 1) / n,
             "perplexity_of_people": sft.perplexity(self.people),
         }
-        return self.of_answers(answers) | measured, answers
+        return self.of_completions(completions) | measured, completions
 
 
 def share(log_odds: Iterable[float]) -> float:

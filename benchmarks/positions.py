@@ -179,10 +179,10 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
 
     figure = new_figure((14, 4.5), "Positions in translation of the built-in grammar")
     bits, waves, panel = figure.subplots(1, 3, width_ratios=[0.4, 0.6, 1.6])
-    places = np.arange(64)
-    bits.imshow(position_codes("binary", places, 7, 128), aspect="auto", cmap="Greys")
+    positions = np.arange(64)
+    bits.imshow(position_codes("binary", positions, 7, 128), aspect="auto", cmap="Greys")
     bits.set(title="bits", xlabel="column", ylabel="position")
-    waves.imshow(position_codes("sinusoidal", places, 16, 128), aspect="auto", cmap="RdBu_r")
+    waves.imshow(position_codes("sinusoidal", positions, 16, 128), aspect="auto", cmap="RdBu_r")
     waves.set(title="sinusoids", xlabel="column")
     for key, label in (("bleu_trained", "trained lengths"), ("bleu_beyond", "longer sentences")):
         panel.plot([row[key] for row in rows], range(len(rows)), "o", label=label)

@@ -58,7 +58,7 @@ BEGINS_WITH = dict.fromkeys(("labeller", "judge", "sft"), "lm") | {"lm": ""}
 SEEDS = {"dpo": 3, "ipo": 3, "ppo": 1, "grpo": 1, "best": 3}
 BEST_OF = {"best-4": 4, "best-16": 16, "best-64": 64}
 BEST_OF_PROMPTS = 200
-ANSWERS = 4  # to a prompt, for pairs
+COMPLETIONS = 4  # to a prompt, for pairs
 HELD_OUT_PAIRS = 500
 LABELS = {
     "people": "people",
@@ -126,9 +126,9 @@ class Story:
         started = time.monotonic()
         sft = policies.Run.of(self.run("sft"))
         prompts = [each["prompt"] for each in short_reviews.read(self.data / "asked.jsonl")]
-        answers = sft.answers([prompt for prompt in prompts for _ in range(ANSWERS)])
+        completions = sft.completions([prompt for prompt in prompts for _ in range(COMPLETIONS)])
         labeller = policies.Run.of(self.run("labeller"))
-        pairs = labelled(answers, policies.log_odds(labeller, answers))
+        pairs = labelled(completions, policies.log_odds(labeller, completions))
         held_out = min(HELD_OUT_PAIRS, len(pairs) // 4)
         short_reviews.write(self.data / "pairs.jsonl", map(line, pairs[held_out:]))
         record = {"complete": True, "minutes": (time.monotonic() - started) / 60}
@@ -158,14 +158,14 @@ class Story:
             folder = self.run(part)
             row |= {"minutes": read_record(folder)["minutes"], "scores": last_scores(folder)}
             return row
-        return row | self._of_answers(part)
+        return row | self._of_completions(part)
 
-    def _of_answers(self, part: str) -> dict:
-        """Returns the measures of a part's answers over its seeds, and answers of the first."""
+    def _of_completions(self, part: str) -> dict:
+        """Returns the measures of a part's completions over its seeds, and some of the first."""
         measures = self.measures
         seeds = range(1 if self.tiny else SEEDS.get(part.partition("-")[0], 1))
         if part == "people":
-            measured = [(measures.of_answers(measures.people), measures.people)]
+            measured = [(measures.of_completions(measures.people), measures.people)]
         elif part in BEST_OF:
             num_prompts = 4 if self.tiny else BEST_OF_PROMPTS
             measured = [measures.best_of(BEST_OF[part], seed, num_prompts) for seed in seeds]
@@ -181,16 +181,16 @@ class Story:
         return row
 
 
-def labelled(answers: Sequence[policies.Answer], log_odds: Sequence[float]) -> list[dict]:
-    """Returns the pairs of neighbouring answers that differ, with the preferred one first.
+def labelled(completions: Sequence[policies.Completion], log_odds: Sequence[float]) -> list[dict]:
+    """Returns the pairs of neighbouring completions that differ, with the preferred one first.
 
     The label is the probability of the preference if the log-odds are the rewards of Bradley and
     Terry.
     """
     pairs = []
-    for first in range(0, len(answers), 2):
-        order = sorted((first, first + 1), key=lambda place: -log_odds[place])
-        chosen, rejected = (answers[place] for place in order)
+    for first in range(0, len(completions), 2):
+        order = sorted((first, first + 1), key=lambda index: -log_odds[index])
+        chosen, rejected = (completions[index] for index in order)
         if chosen.text != rejected.text:
             difference = log_odds[order[0]] - log_odds[order[1]]
             texts = {"chosen": chosen.text, "rejected": rejected.text}

@@ -10,13 +10,13 @@ holds imdb/{{train,test}}.tsv. The parts, in order, are:
 - lm: a small GPT learns on the reviews. Every fiftieth is held out.
 - labeller, judge: sentiment classifiers of short texts begin with it. They learn from different
   halves of the labelled reviews. The labeller labels pairs, and the judge alone counts.
-- pairs: SFT learns to answer the first {prompt} words of a review with the words that follow. Then
-  it answers other prompts. The label of a pair of answers is the sigmoid of the difference of the
-  labeller's log-odds.
+- pairs: SFT learns to continue the first {prompt} words of a review. Then it completes other
+  prompts. The label of a pair of completions is the sigmoid of the difference of the labeller's
+  log-odds.
 - reward: a reward model of these pairs.
-- people, sft, best-4, best-16, best-64, dpo, ipo, ppo, grpo: held-out answers, those of SFT, those
-  that the reward model chooses, and those of policies that begin with SFT. Of each are measured, on
-  held-out prompts, the reward, the divergence from SFT, the share judged positive, and
+- people, sft, best-4, best-16, best-64, dpo, ipo, ppo, grpo: held-out completions, those of SFT,
+  those that the reward model chooses, and those of policies that begin with SFT. Measured on
+  held-out prompts are the reward, the divergence from SFT, the share judged positive, and
   perplexities.
 
 A part's row is put into --json as soon as it ends. Complete runs are not repeated, and a run that
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def table(rows: list[dict]) -> str:
-    """Returns the parts, the measures of answers, and answers to the same prompts, as Markdown."""
+    """Returns the parts, the measures of completions, and examples of them, as Markdown."""
     return "\n\n".join([of_parts(rows), of_measures(rows), of_samples(rows)])
 
 
@@ -82,9 +82,9 @@ def of_parts(rows: list[dict]) -> str:
 
 
 def of_measures(rows: list[dict]) -> str:
-    header = ["answers", *(header for header, _ in COLUMNS.values()), "minutes"]
+    header = ["completions", *(header for header, _ in COLUMNS.values()), "minutes"]
     lines = []
-    for row in answering(rows):
+    for row in measured(rows):
         cells = [comparison.spread_cell(row.get(name), unit) for name, (_, unit) in COLUMNS.items()]
         minutes = f"{row['minutes']:.0f}" if "minutes" in row else ""
         lines.append([LABELS[row["part"]], *cells, minutes])
@@ -95,14 +95,14 @@ def of_samples(rows: list[dict]) -> str:
     lines = [
         [LABELS[row["part"]], f"**{prompt}** {text.strip()}".replace("|", "\\|")]
         for number in range(3)
-        for row in answering(rows)
+        for row in measured(rows)
         for prompt, text in [row["samples"][number]]
     ]
-    return comparison.markdown(["answers", "text"], lines)
+    return comparison.markdown(["completions", "text"], lines)
 
 
-def answering(rows: list[dict]) -> list[dict]:
-    """Returns the rows of measured answers."""
+def measured(rows: list[dict]) -> list[dict]:
+    """Returns the rows of measured completions."""
     return [row for row in rows if row["part"] in LABELS]
 
 
@@ -113,14 +113,14 @@ def draw(rows: list[dict], path) -> None:
     figure = new_figure((10, 4), "What is gained for a distance from the SFT model")
     panels = figure.subplots(1, 2)
     for panel, measure, unit in zip(panels, ("reward", "positive"), (1, 100)):
-        for row in answering(rows):
+        for row in measured(rows):
             if "kl" in row:
                 colour = COLOURS.get(row["part"], "tab:blue")
                 values = [unit * value for value in row[measure]["values"]]
                 panel.plot(row["kl"]["values"], values, "o", color=colour, alpha=0.7)
-                place = (row["kl"]["mean"], unit * row[measure]["mean"])
+                point = (row["kl"]["mean"], unit * row[measure]["mean"])
                 label = LABELS[row["part"]]
-                panel.annotate(label, place, (5, -9), textcoords="offset points", fontsize=8)
+                panel.annotate(label, point, (5, -9), textcoords="offset points", fontsize=8)
         panel.set_xlabel("KL from SFT, nats a text")
         panel.set_ylabel(COLUMNS[measure][0])
         panel.grid(alpha=0.3)

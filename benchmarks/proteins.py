@@ -8,9 +8,9 @@ configs/esm/quickstart.py is trained, then configs/esm/contacts.py on 20 protein
 A row has the exponentiated cross-entropy (ECE) of masked residues of held-out members, and those of
 trigram models of the training proteins: from the two residues before, and from the two neighbours,
 which are never masked. It also has the precision of the N likeliest pairs of a protein of N
-residues, 6 places apart or more, in families that the regression has not seen. `places` is that of
-the pairs that are contacts in most of the 20 proteins. Complete runs are not repeated, and one that
-was stopped goes on.
+residues, 6 positions apart or more, in families that the regression has not seen. `places` is the
+precision of the pairs that are contacts in most of the 20 proteins. Complete runs are not repeated,
+and one that was stopped goes on.
 
 The budget of all rows is {minutes} minutes of one core.
 """
@@ -78,7 +78,7 @@ def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
         "accuracy": scores["accuracy"],
         **{f"ece_{side}": ngram["ece"] for side, ngram in scores["ngrams"].items()},
         "precision": contacts.evaluate(params, "valid")["precision"],
-        "places": of_places(contacts),
+        "places": contacts_by_position(contacts),
         "proteins": len(contacts.source.records("valid")),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
@@ -86,7 +86,7 @@ def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
     }
 
 
-def of_places(task) -> float:
+def contacts_by_position(task) -> float:
     """Returns the precision of the pairs that are contacts in most training proteins."""
     from transformer_jax.data import proteins
     from transformer_jax.families.esm.contacts import likeliest
@@ -111,7 +111,7 @@ def table(rows: list[dict]) -> str:
         "ece_left": "trigrams, left",
         "ece_both_sides": "trigrams, both sides",
         "precision": "precision of N pairs",
-        "places": "of places alone",
+        "places": "of positions alone",
     }
     lines = [[row["objective"], *(f"{row[key]:.3g}" for key in columns)] for row in rows]
     means = [np.mean([row[key] for row in rows]) for key in columns]

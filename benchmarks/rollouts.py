@@ -1,10 +1,10 @@
-"""Compares the speed of answers within a training step with that of `generate`.
+"""Compares the speed of sampling within a training step with `generate`.
 
 python benchmarks/rollouts.py [--json=FILE] [--tiny]
 
 Both write 64 tokens behind 64 prompts of 16 tokens, by a GPT of random parameters with the shape of
-configs/gpt/imdb.py:cpu. The turns alternate, and each figure is the median. The answers of a step
-(objectives/rollouts.py) are computed in a program of their own here.
+configs/gpt/imdb.py:cpu. The turns alternate, and each figure is the median. The completions of a
+step (objectives/rollouts.py) are computed in a program of their own here.
 """
 
 import os
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 ROWS, PROMPT, TOKENS, ROUNDS = 64, 16, 64, 7
 
 
-def answers(tiny: bool) -> Iterator[dict]:
+def completions(tiny: bool) -> Iterator[dict]:
     """Yields the tokens a second of both, and their ratio."""
     with tempfile.TemporaryDirectory() as folder:
         task = built(pathlib.Path(folder), tiny)
@@ -60,7 +60,7 @@ def answers(tiny: bool) -> Iterator[dict]:
                 measured.append(count / (time.perf_counter() - began))
     of_generate, of_step = rates.values()
     yield {
-        "case": "answers",
+        "case": "completions",
         "unit": "tokens/s",
         "ours": statistics.median(of_step),
         "peer": statistics.median(of_generate),
@@ -87,4 +87,4 @@ def built(folder: pathlib.Path, tiny: bool):
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, {"answers": answers}, ["jax", "jaxlib"])
+    harness.main(__doc__, {"completions": completions}, ["jax", "jaxlib"])

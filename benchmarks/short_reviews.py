@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 
 PROMPT_WORDS = 8
-# Words of an answer: it ends with the first sentence that ends between these.
+# Words of a completion, which ends with the first sentence that ends between these.
 FEWEST, MOST = 14, 24
 PIECES = 4  # of a review, for a classifier
 # Reviews of the text, by number: those of conversations, of pairs, and of prompts alone.
@@ -33,7 +33,7 @@ def write_halves(data: pathlib.Path, folder: pathlib.Path, tiny: bool) -> None:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yields pieces of a text, of as many words as prompt and answer, spread over it."""
+    """Yields pieces of a text, of as many words as prompt and completion, spread over it."""
     words, size = text.split(), PROMPT_WORDS + MOST
     last = max(len(words) - size, 0)
     for start in sorted({round(last * number / (PIECES - 1)) for number in range(PIECES)}):
@@ -61,12 +61,12 @@ def conversations(path: pathlib.Path) -> Iterator[dict]:
     for review in path.read_text("utf-8").split("\n\n"):
         words = review.split()
         if len(words) >= PROMPT_WORDS + MOST:
-            answer = words[PROMPT_WORDS : PROMPT_WORDS + MOST]
-            ends = [place for place, word in enumerate(answer, 1) if word[-1] in ".!?"]
-            length = next((place for place in ends if place >= FEWEST), MOST)
+            completion = words[PROMPT_WORDS : PROMPT_WORDS + MOST]
+            ends = [count for count, word in enumerate(completion, 1) if word[-1] in ".!?"]
+            length = next((count for count in ends if count >= FEWEST), MOST)
             yield {
                 "prompt": " ".join(words[:PROMPT_WORDS]),
-                "completion": " " + " ".join(answer[:length]),
+                "completion": " " + " ".join(completion[:length]),
             }
 
 

@@ -142,10 +142,10 @@ def error_rates(runs: list[pathlib.Path], keys: dict) -> dict:
     values, outputs, references = [], [], []
     for run in runs:
         task, params = open_run(run, overrides=keys)
-        answers = task.answers(params, "test")
-        values.append(task.scored(answers.outputs, answers.references)["wer"])
-        outputs += answers.outputs
-        references += answers.references
+        transcribed = task.split_outputs(params, "test")
+        values.append(task.scored(transcribed.outputs, transcribed.references)["wer"])
+        outputs += transcribed.outputs
+        references += transcribed.references
     (measure,) = task.measures
     interval = predictions.intervals(measure, measure.statistics(outputs, references))["wer"]
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0

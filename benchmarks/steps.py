@@ -132,13 +132,13 @@ def bert_rows(
     """
     random = np.random.default_rng(0)
     tokens = random.integers(5, BERT_VOCABULARY, (rows, length))
-    places = np.sort(np.argsort(random.random((rows, length)))[:, :masked])
+    positions = np.sort(np.argsort(random.random((rows, length)))[:, :masked])
     is_masked = np.zeros((rows, length), np.int32)
-    np.put_along_axis(is_masked, places, 1, axis=1)
+    np.put_along_axis(is_masked, positions, 1, axis=1)
     if predicted == masked:
         predictions = {
-            "masked_positions": places,
-            "masked_labels": np.take_along_axis(tokens, places, axis=1),
+            "masked_positions": positions,
+            "masked_labels": np.take_along_axis(tokens, positions, axis=1),
             "masked_weights": np.ones((rows, masked)),
         }
     else:
@@ -203,13 +203,13 @@ def translation_rows(
     config = quiet(rows, shape, objective, **model)
     task = Translation(config, None, length, length, 0.0)
     ones = np.ones((rows, length))
-    places = np.broadcast_to(np.arange(length), (rows, length))
+    positions = np.broadcast_to(np.arange(length), (rows, length))
     batch = {
         "source": source[:, 1:],
-        "source_positions": places,
+        "source_positions": positions,
         "source_segment_ids": ones,
         "target": target[:, :-1],
-        "target_positions": places,
+        "target_positions": positions,
         "target_segment_ids": ones,
         "labels": target[:, 1:],
     }

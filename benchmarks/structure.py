@@ -105,7 +105,7 @@ def kinds_of_lines(text: str) -> dict[int, str]:
     tree = ast.parse(text)
     kinds = {}
 
-    def mark(first: int, last: int, kind: str) -> None:
+    def assign(first: int, last: int, kind: str) -> None:
         for line in range(first, last + 1):
             kinds.setdefault(line, kind)
 
@@ -113,24 +113,24 @@ def kinds_of_lines(text: str) -> dict[int, str]:
     nodes = [node for node in ast.walk(tree) if isinstance(node, holders)]
     for node in nodes:
         if ast.get_docstring(node, clean=False) is not None:
-            mark(node.body[0].lineno, node.body[0].end_lineno, "docstring")
+            assign(node.body[0].lineno, node.body[0].end_lineno, "docstring")
     for line, alone in _comments(text).items():
         if alone:
-            mark(line, line, "comment")
+            assign(line, line, "comment")
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            mark(node.lineno, node.end_lineno, "import")
+            assign(node.lineno, node.end_lineno, "import")
     for node in nodes:
         if not isinstance(node, ast.Module):
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            mark(first, max(node.lineno, node.body[0].lineno - 1), "signature")
+            assign(first, max(node.lineno, node.body[0].lineno - 1), "signature")
     for node in nodes:
         if isinstance(node, ast.ClassDef):
             for each in node.body:
                 if isinstance(each, (ast.Assign, ast.AnnAssign)):
-                    mark(each.lineno, each.end_lineno, "field")
+                    assign(each.lineno, each.end_lineno, "field")
     for node in functions(tree):
-        mark(node.lineno, node.end_lineno, "algorithm")
+        assign(node.lineno, node.end_lineno, "algorithm")
     numbered = enumerate(text.splitlines(), 1)
     return {number: kinds.get(number, "module") for number, line in numbered if line.strip()}
 

@@ -104,16 +104,16 @@ def life_of_a_batch() -> Figure:
 
 
 def _row_numbers(axes: Axes) -> None:
-    """The table from the places of the batch to epochs and row numbers."""
+    """The table from the indices of the batch to epochs and row numbers."""
     rows = TrainRows([Phase([_Rows()], BATCH)], seed=0)
     _title(axes, 3.5, 6.65, "Row numbers")
     _note(axes, 3.5, 6.3, f"position g = s x {BATCH} + j; epoch = g div {ROWS:,}")
-    for column, name in enumerate(("place j", "epoch", "row number")):
+    for column, name in enumerate(("index j", "epoch", "row number")):
         _note(axes, 3.6 + column, 5.95, name)
-    for place, (_, number, epoch) in enumerate(rows.numbers(STEP, range(BATCH))):
-        y = 5.3 - 0.5 * place
-        _tile(axes, (3.5, y, 3.0, 0.45), _device(place))
-        for column, value in enumerate((place, epoch, number)):
+    for index, (_, number, epoch) in enumerate(rows.numbers(STEP, range(BATCH))):
+        y = 5.3 - 0.5 * index
+        _tile(axes, (3.5, y, 3.0, 0.45), _device(index))
+        for column, value in enumerate((index, epoch, number)):
             _write(axes, 3.75 + column, y + 0.12, str(value))
     _note(axes, 3.5, 1.45, "shuffle(g mod R; seed, epoch)")
 
@@ -123,10 +123,10 @@ def _mesh(axes: Axes) -> None:
     _title(axes, 10.1, 6.65, "Batch on the mesh")
     for number in range(MICROBATCHES):
         _note(axes, 10.15 + 1.5 * number, 6.25, f"microbatch {number}")
-    for place in range(BATCH):
-        x, y = 10.1 + 1.5 * (place // PER_MICROBATCH), 5.75 - 0.42 * _device(place)
-        _tile(axes, (x, y, 1.3, 0.36), _device(place))
-        _write(axes, x + 0.45, y + 0.1, f"j = {place}")
+    for index in range(BATCH):
+        x, y = 10.1 + 1.5 * (index // PER_MICROBATCH), 5.75 - 0.42 * _device(index)
+        _tile(axes, (x, y, 1.3, 0.36), _device(index))
+        _write(axes, x + 0.45, y + 0.1, f"j = {index}")
     _note(axes, 10.1, 4.05, "mesh: rows over data and fsdp")
     for device in range(len(DEVICES)):
         x, y = 10.1 + 1.5 * (device % 2), 2.95 - 1.05 * (device // 2)
@@ -135,9 +135,9 @@ def _mesh(axes: Axes) -> None:
         _note(axes, x + 0.25, y + 0.17, f"host {device // 2}")
 
 
-def _device(place: int) -> int:
-    """The device that holds this place of the batch."""
-    return place % PER_MICROBATCH
+def _device(index: int) -> int:
+    """The device that holds this row of the batch."""
+    return index % PER_MICROBATCH
 
 
 def life_of_an_update() -> Figure:
@@ -191,9 +191,9 @@ def _arrow(axes: Axes, ends: tuple[float, float, float, float], bend: float = 0.
     axes.add_patch(FancyArrowPatch(ends[:2], ends[2:], connectionstyle=curve, **style))
 
 
-def _tile(axes: Axes, place: tuple[float, float, float, float], device: int) -> None:
+def _tile(axes: Axes, box: tuple[float, float, float, float], device: int) -> None:
     """A rectangle at (x, y, width, height) in the colour of a device."""
-    x, y, width, height = place
+    x, y, width, height = box
     axes.add_patch(Rectangle((x, y), width, height, facecolor=DEVICES[device], edgecolor="white"))
 
 

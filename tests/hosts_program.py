@@ -1,6 +1,6 @@
 """A trainer that logs the rows that it reads: python -m tests.hosts_program LOG TRAINER FLAGS...
 
-Each line of LOG is [process, update, places]. With SIGNAL_AT=N in the environment, process 1 sends
+Each line of LOG is [process, update, indices]. With SIGNAL_AT=N in the environment, process 1 sends
 itself SIGTERM before the N-th time that it continues a beam search.
 """
 
@@ -20,10 +20,10 @@ sys.argv[1:3] = []
 read = rows.TrainRows.batch
 
 
-def logged(self, step, places):
+def logged(self, step, indices):
     with open(log, "a") as out:
-        print(json.dumps([hosts.index(), step, [int(place) for place in places]]), file=out)
-    return read(self, step, places)
+        print(json.dumps([hosts.index(), step, [int(index) for index in indices]]), file=out)
+    return read(self, step, indices)
 
 
 def signalling(queue):

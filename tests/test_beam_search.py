@@ -72,7 +72,7 @@ class RingToy(Toy):
 
     def step(self, state, tokens):
         state = state.opened()
-        places = jnp.arange(len(tokens))
+        rows = jnp.arange(len(tokens))
         slots = state.ancestors.shape[2]
         cells = state.cache["values"].reshape(-1, slots, self.beam).at[:, state.slot].set(tokens)
         code = jnp.zeros(tokens.shape, jnp.int32)
@@ -80,8 +80,8 @@ class RingToy(Toy):
             # The slot of position p, for inputs that have reached it.
             back = (state.slot - (state.positions - p)) % slots
             # The token that the beam's ancestor wrote there.
-            ancestors = state.ancestors[places, :, back]
-            token = jnp.take_along_axis(cells[places, back], ancestors, axis=1)
+            ancestors = state.ancestors[rows, :, back]
+            token = jnp.take_along_axis(cells[rows, back], ancestors, axis=1)
             code = jnp.where(p <= state.positions[:, None], code * 4 + token, code)
         logits = self.logits_of(state.cross_cache["values"][:, 0, 0], code % 5**T)
         return logits, state.written({"cache": {"values": cells.reshape(len(tokens), 1, -1, 1)}})
@@ -134,8 +134,8 @@ def test_an_input_does_not_depend_on_other_inputs():
     np.testing.assert_allclose(first.scores[0], second.scores[0], rtol=1e-6)
 
 
-class Places:
-    """Four inputs in the places of a search; input 4 stands for an empty place."""
+class SearchRows:
+    """Four inputs in the rows of a search; input 4 stands for a free row."""
 
     LIMITS = np.array([4, 2, 3, 4, 1])
 
@@ -143,10 +143,10 @@ class Places:
         self.count = count
         self.search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
         self.toy = toy(5, len(self.LIMITS), beam)
-        self.inputs = np.full(count, -1)  # in each place
+        self.inputs = np.full(count, -1)  # in each row
         self.queue = [0, 1, 2, 3]
-        of_places = toy(5, count, beam)
-        shape = jax.eval_shape(lambda: of_places.begin()[1])
+        of_rows = toy(5, count, beam)
+        shape = jax.eval_shape(lambda: of_rows.begin()[1])
 
         @jax.jit
         def begin():
@@ -167,26 +167,26 @@ class Places:
         self.advanced = advanced
 
     def admit(self):
-        for place in np.flatnonzero(self.inputs < 0)[: len(self.queue)]:
-            self.inputs[place] = self.queue.pop(0)
+        for row in np.flatnonzero(self.inputs < 0)[: len(self.queue)]:
+            self.inputs[row] = self.queue.pop(0)
             self.state = self.admitted(
                 self.state,
                 self.new_inputs,
-                places=np.array([place] * 2),
-                rows=np.array([self.inputs[place]] * 2),
+                indices=np.array([row] * 2),
+                rows=np.array([self.inputs[row]] * 2),
             )
 
     def advance(self, slots):
-        """Yields (input, its best hypotheses) of the places that are done, and frees them.
+        """Yields (input, its best hypotheses) of the rows that are done, and frees them.
 
         The state has `slots` slots thereafter.
         """
         free = 1 if self.queue else self.count
         self.state, outcome = self.advanced(self.state, free, slots)
         running, best = jax.device_get(outcome)
-        for place in np.flatnonzero((self.inputs >= 0) & ~running):
-            yield self.inputs[place], best.ids[place], best.scores[place]
-            self.inputs[place] = -1
+        for row in np.flatnonzero((self.inputs >= 0) & ~running):
+            yield self.inputs[row], best.ids[row], best.scores[row]
+            self.inputs[row] = -1
 
 
 @pytest.mark.sample("fixed-2-RowsToy")
@@ -194,12 +194,12 @@ class Places:
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("ring", [[4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]], ids=["fixed", "resized"])
 def test_an_input_that_is_admitted_later_has_the_same_output(toy, beam, ring):
-    """Four inputs share two places. The ring is filled several times; its size may change."""
-    expected = decode(toy, 5, Places.LIMITS, beam, 0.6, min(beam, 2))
-    places, ring = Places(toy, beam, 2, ring[0]), iter(ring)
-    while places.queue or (places.inputs >= 0).any():
-        places.admit()
-        for number, ids, scores in places.advance(next(ring)):
+    """Four inputs share two rows. The ring is filled several times; its size may change."""
+    expected = decode(toy, 5, SearchRows.LIMITS, beam, 0.6, min(beam, 2))
+    rows, ring = SearchRows(toy, beam, 2, ring[0]), iter(ring)
+    while rows.queue or (rows.inputs >= 0).any():
+        rows.admit()
+        for number, ids, scores in rows.advance(next(ring)):
             np.testing.assert_array_equal(ids[:, :T], expected.ids[number])
             np.testing.assert_allclose(scores, expected.scores[number], rtol=1e-6)
 

@@ -137,7 +137,7 @@ SNAPSHOTS = CONFIGS.parent / "tests/snapshots"
 
 
 def digest(run, num_devices):
-    """Returns the digest of a lowered update, without the places in the source."""
+    """Returns the digest of a lowered update, without the locations in the source."""
     program = Program.of(run.config, run.task(), jax.devices()[:num_devices])
     text = program.train_step.lower(program.state, program.batch).as_text()
     return hashlib.sha256(text.encode()).hexdigest()[:16]

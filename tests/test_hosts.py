@@ -196,26 +196,26 @@ def start_alone(program, *flags):
 def _check_rows(log, last):
     """Asserts that the last reads of each update are all its rows, once."""
     reads = collections.defaultdict(list)
-    for process, step, places in map(json.loads, log.read_text().splitlines()):
-        reads[step].append((process, places))
+    for process, step, indices in map(json.loads, log.read_text().splitlines()):
+        reads[step].append((process, indices))
     # Batches that were read ahead and not used are read again after a resume.
     for step in range(last):
         newest = _by_run(reads[step])[-1]
-        places = [place for places in newest.values() for place in places]
-        assert sorted(places) == list(range(16)), step
+        indices = [index for indices in newest.values() for index in indices]
+        assert sorted(indices) == list(range(16)), step
     assert {len(_by_run(reads_of_step)[-1]) for reads_of_step in reads.values()} == {1, 2, 4}
 
 
 def _by_run(reads):
-    """Divides the reads of one update by run: a list of {process: places}.
+    """Divides the reads of one update by run: a list of {process: indices}.
 
     A process that appears again, or a read after all 16 rows, belongs to a later run.
     """
     runs = [{}]
-    for process, places in reads:
+    for process, indices in reads:
         if process in runs[-1] or sum(map(len, runs[-1].values())) == 16:
             runs.append({})
-        runs[-1][process] = places
+        runs[-1][process] = indices
     return runs
 
 

@@ -123,14 +123,16 @@ def exhausted(*_, **__):
 
 @pytest.mark.sample("Manager-save-saving a checkpoint")
 @pytest.mark.parametrize(
-    "owner, name, place",
+    "owner, name, where",
     [
         (states, "init", None),
         (checkpoint.Manager, "save", "saving a checkpoint"),
         (checkpoint.Manager, "restore", "restoring a checkpoint"),
     ],
 )
-def test_a_training_names_the_place_and_the_sizes(parts, tmp_path, monkeypatch, owner, name, place):
+def test_a_training_names_the_program_and_the_sizes(
+    parts, tmp_path, monkeypatch, owner, name, where
+):
     config, program = parts
     monkeypatch.setattr(trainer.Program, "of", lambda config, task: program)
     if name == "restore":
@@ -140,7 +142,7 @@ def test_a_training_names_the_place_and_the_sizes(parts, tmp_path, monkeypatch, 
     with pytest.raises(RunError, match=r"^[^\n]*$") as error:
         train(config, tmp_path)
     assert str(error.value).startswith(
-        f"out of memory {place or 'in training'}: 1.0 GiB requested; "
+        f"out of memory {where or 'in training'}: 1.0 GiB requested; "
     )
     assert "on the device parameters 4" in str(error.value) and REMEDIES in str(error.value)
 

@@ -53,8 +53,12 @@ def test_classes_written_for_earlier_modules_are_used_unmodified(model, task, so
 
 @pytest.mark.parametrize("old, new", old_paths.RENAMED.items())
 def test_a_renamed_class_or_function_is_in_the_module_that_it_was_in(old, new):
-    of_models = f"models.{'lstm' if old == 'LSTM' else 'model'}"
-    name = f"transformer_jax.{of_models if old[0].isupper() else 'metrics'}"
+    folders = {
+        "LSTM": "models.lstm",
+        "Marks": "finetuning.marks",
+        "Marked": "data.sources.documents",
+    }
+    name = f"transformer_jax.{folders.get(old, 'models.model' if old[0].isupper() else 'metrics')}"
     sys.modules.pop(name, None)
     with pytest.warns(DeprecationWarning):
         renamed = getattr(importlib.import_module(name), old)

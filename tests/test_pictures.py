@@ -71,7 +71,9 @@ def test_attention_of_a_word_in_two_texts():
     )
     np.testing.assert_array_equal(left, ATTENDED.weights[:, :, 2].reshape(8, 3))
     np.testing.assert_array_equal(right, ATTENDED.weights[:, ::-1, 2].reshape(8, 3))
-    assert pictures.place_of("mat", ["the", "Mat."], "") == 1
+    assert pictures.word_index("mat", ["the", "Mat."], "") == 1
+    with pytest.warns(DeprecationWarning, match="pictures.place_of is now word_index"):
+        assert pictures.place_of is pictures.word_index
     for word, words in (("dog", "not among"), ("the", "twice or more")):
         with pytest.raises(UserError, match=words):
             pictures.attended_by(word, [("one", ATTENDED._replace(queries=["the", "the", "it"]))])

@@ -82,10 +82,10 @@ def file(tmp_path):
     return write
 
 
-def stub(likelihoods=(), answers=(), max_length=1000):
+def stub(likelihoods=(), texts=(), max_length=1000):
     """Returns a task whose tokens are characters.
 
-    `likelihoods` is {(context, choice): (log P, tokens)}; `answers` has a text for each prompt.
+    `likelihoods` is {(context, choice): (log P, tokens)}; `texts` has a text for each prompt.
     The list `requests` of the task collects (prompt, stop strings).
     """
     requests = []
@@ -100,7 +100,7 @@ def stub(likelihoods=(), answers=(), max_length=1000):
         assert window == "refuse" and how.temperature == 0
         assert all(len(prompt) + max_tokens <= max_length for prompt in prompts)
         requests.extend((prompt, tuple(stop)) for prompt in prompts)
-        return (types.SimpleNamespace(text=answer) for answer in answers)
+        return (types.SimpleNamespace(text=text) for text in texts)
 
     tokenizer = types.SimpleNamespace(encode=lambda texts: [list(text) for text in texts])
     return types.SimpleNamespace(
@@ -180,9 +180,9 @@ def test_the_three_ways_to_compare_choices(normalize, expected):
     }
 
 
-def test_only_whole_answers_are_right(file):
+def test_only_whole_completions_are_right(file):
     prompts = prompting.read(file())
-    task = stub(answers=[" fromage ", "menthe poivrée"])
+    task = stub(texts=[" fromage ", "menthe poivrée"])
     assert prompting.evaluate(task, None, prompts, 1) == {
         "shots": 1,
         "items": 2,
@@ -195,7 +195,7 @@ def test_only_whole_answers_are_right(file):
 
 def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
     prompts = prompting.read(file())
-    task = stub(answers=["fromage", "menthe"], max_length=90)
+    task = stub(texts=["fromage", "menthe"], max_length=90)
     results = prompting.evaluate(task, None, prompts, 8)
     assert results["shortened"] == 2
     assert "8 shots: 2 of 2 items are shown fewer examples" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_names_of_other_codebases_lead_to_ours(family, word, suggestion):
     assert suggestion in str(error.value).partition("did you mean ")[2]
 
 
-def test_a_key_in_place_of_a_section_is_refused(tmp_path):
+def test_a_key_instead_of_a_section_is_refused(tmp_path):
     with pytest.raises(UserError, match="no section 'lr'; did you mean optimizer.learning_rate"):
         configs.experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, lr=1)
     with pytest.raises(UserError, match="no section 'trian'; did you mean train?"):

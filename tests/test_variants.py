@@ -292,7 +292,7 @@ def test_a_file_that_does_not_satisfy_its_kind_is_refused(tmp_path, section, tex
 
 @pytest.mark.full
 def test_reader_processes_execute_the_files_of_the_run(tmp_path):
-    (tmp_path / "mine.py").write_text("def read(step, places):\n    return {'step': step}\n")
+    (tmp_path / "mine.py").write_text("def read(step, indices):\n    return {'step': step}\n")
     module = configs.file_module("task", configs.named_file("task", tmp_path / "mine.py"))
     with rows.started(module.read, 1) as started:
         assert list(started.batches(range(2), [0])) == [{"step": 0}, {"step": 1}]

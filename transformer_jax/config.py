@@ -29,6 +29,7 @@ import tokenize
 import traceback
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -491,6 +492,37 @@ def current_name(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return renamed | ({"name": name} if "name" in values else {})
 
 
+class Renamed:
+    """A method or attribute under the name that it had in earlier versions, whose use warns.
+
+    `answer = Renamed("answer", "completion")` in a class makes `answer` stand for `completion`.
+    """
+
+    def __init__(self, old: str, new: str):
+        # Both are given, because __set_name__ is not called in a NamedTuple before Python 3.13.
+        self._old, self._new = old, new
+
+    def __get__(self, instance, owner):
+        if instance is None:
+            return getattr(owner, self._new)
+        message = f"{type(instance).__name__}.{self._old} is now {self._new}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(instance, self._new)
+
+
+def renamed_in(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module that answers to {old name: new name} with a warning."""
+
+    def __getattr__(name):
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        message = f"{module}.{name} is now {names[name]}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], names[name])
+
+    return __getattr__
+
+
 def current_key(section: str, name: str, key: str, value: Any) -> tuple[str, Any]:
     """Returns the current name and value of a key, for the class `name` of a section."""
     new = OLD_KEYS.get(section, {}).get(name, {}).get(key, key)
@@ -645,7 +677,7 @@ def split_files(
 
 @contextlib.contextmanager
 def replacing_names(files: Mapping[str, File]):
-    """In the context, config files use these classes in place of the ones that they name.
+    """In the context, config files use these classes instead of those that they name.
 
     This can't wait until a file has been read, because the class decides which keys exist.
     """

@@ -74,12 +74,12 @@ def _compared(options) -> dict:
     """Returns the comparison of the outputs of --workdir and --against."""
     from transformer_jax.inference import translating
 
-    answers = []
+    outputs = []
     # The run of --workdir is opened last, since its task provides the measures.
     for workdir in (options.against, options.workdir):
-        task, params = cli.open_run("answers", "has outputs to compare", ALLOWED, workdir)
-        answers.append(task.answers(params, options.set))
-    others, own = answers
+        task, params = cli.open_run("split_outputs", "has outputs to compare", ALLOWED, workdir)
+        outputs.append(task.split_outputs(params, options.set))
+    others, own = outputs
     compared = translating.comparison(task.measures, own, others)
     return {"examples": len(own.outputs), "scores": compared}
 

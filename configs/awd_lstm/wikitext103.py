@@ -12,7 +12,7 @@ that of Merity et al. 2017. These differ:
 - The vocabulary has byte pairs, not words, so the text of a task has no unknown word.
 - Rows have one length. The paper draws it, so that a text is cut elsewhere in each epoch; here each
   epoch begins at a random token.
-- There is no penalty of activations, and Adam takes the place of averaged SGD.
+- There is no penalty of activations, and Adam replaces averaged SGD.
 - The forget gates begin with a bias of 1.
 The paper does not give the length of this stage; here it is about 10 epochs. Not trained here.
 """

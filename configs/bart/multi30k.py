@@ -6,7 +6,7 @@ Pre-training: BART denoises English captions and reviews, a document between bla
         --workdir=runs/bart \\
         --config.data.mixture='(("captions.txt", 1), ("reviews.txt", 1))'
 
-Translation: a new encoder of German takes the place of BART's embedding of the source. It learns
+Translation: a new encoder of German replaces BART's embedding of the source. It learns
 first, with BART's positions and the way into BART's first layer; then all parameters learn.
 
     python -m transformer_jax.train --config=configs/bart/multi30k.py:translate \\

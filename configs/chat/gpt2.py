@@ -7,9 +7,9 @@
     python -m transformer_jax.generate --workdir=runs/assistant --chat
 
 The model is that of the run in `config.init_from`, of any causal family and size. Its vocabulary
-grows by the four marks. Dropout, optimizer, schedule and batch are the paper's, and so is the
-learning rate, which it gives for 1.3 billion parameters. The paper trains 16 epochs of its 13,000
-conversations: these are 1,800 updates, if a conversation has 280 tokens. On an accelerator,
+grows by the four special tokens. Dropout, optimizer, schedule and batch are the paper's, and so
+is the learning rate, which it gives for 1.3 billion parameters. The paper trains 16 epochs of its
+13,000 conversations: these are 1,800 updates, if a conversation has 280 tokens. On an accelerator,
 `--config.model.vocab_multiple=64` pads the vocabulary of a GPT-2.
 
 Not trained here.

@@ -9,8 +9,8 @@ It takes minutes on a laptop and downloads nothing.
 The conversations are one to three translations of sentences of the built-in grammar.
 
 Result on held-out conversations (float32, one seed): a perplexity of 3.89 for each token of the
-assistant, whose likeliest token is right in 68 % of the places. Of 100 sentences of the test split,
-4 are put into German exactly as by the grammar.
+assistant, whose likeliest token is right at 68 % of the positions. Of 100 sentences of the test
+split, 4 are put into German exactly as by the grammar.
 """
 
 from transformer_jax.config import experiment

@@ -7,7 +7,7 @@
 The 10,000 most frequent words are the vocabulary, less those that occur once; all others are
 `<unk>`. Each line ends with the token of the end, as in the Penn Treebank. The state passes from
 each row to the next. Sizes, rows and dropout are those of the medium model of Zaremba et al. 2014,
-section 4.1; the optimizer is Adam in place of gradient descent. Not trained here.
+section 4.1; the optimizer is Adam instead of gradient descent. Not trained here.
 """
 
 from transformer_jax.config import experiment

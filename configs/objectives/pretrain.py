@@ -12,7 +12,7 @@ The argument is an objective of Lewis et al. 2019, sections 4.1 and 2.2:
     masked-seq2seq          BART, 2 + 2 layers, as all below; half of a text is missing (MASS)
     token-masking           30 % of the tokens are masked
     token-deletion          30 % of the tokens are deleted
-    text-infilling          spans with 30 % of the words, each in place of one mask
+    text-infilling          spans with 30 % of the words, each instead of one mask
     document-rotation       a text begins at a random token
     sentence-permutation    sentences in random order
     infilling-permutation   both

@@ -6,7 +6,7 @@
     python -m transformer_jax.generate --workdir=DIR2 --prompt="The film"
 
     argument   beta   tokens of a row   for
-    dialogue    0.1               512   160,800 pairs of answers (Bai et al. 2022)
+    dialogue    0.1               512   160,800 pairs of completions (Bai et al. 2022)
     summaries   0.5               512   92,858 pairs of summaries (Stiennon et al. 2020)
     imdb        0.1               128   a run of configs/gpt/imdb.py:tiny, on a CPU
 

@@ -1,20 +1,20 @@
-"""Trains a language model by GRPO, on rewards of groups of its own answers to prompts.
+"""Trains a language model by GRPO, on rewards of groups of its own completions of prompts.
 
     python -m transformer_jax.train --config=configs/preferences/grpo.py:math \\
         --config.init_from=DIR --config.task.reference=DIR --config.task.reward=DIR2 \\
         --workdir=DIR3 --config.data.train_files=train.jsonl --config.data.valid_files=valid.jsonl
     python -m transformer_jax.generate --workdir=DIR3 --prompt="The film"
 
-    argument   prompts and answers to each   tokens of prompt and answer   for a run of
-    math                        16 and 64                 512 and 1,024   configs/decoder, 7 B
-    imdb                         8 and 8                      24 and 24   configs/chat, on a CPU
+    argument   prompts, completions of each   tokens of prompt, completion   for a run of
+    math                             16, 64                     512, 1,024   configs/decoder, 7 B
+    imdb                               8, 8                         24, 24   configs/chat, on a CPU
 
 DIR holds the model to train, and DIR2 a reward model of configs/preferences/reward.py that began
 with a run of the same tokenizer. Lines of the files are {"prompt": "..."}.
 
-The values of `math` are those of Shao et al. 2024, section 4.2: 64 answers to each of 16 prompts,
-one update for each step, a divergence of 0.04, a learning rate of 1e-6. Those of `imdb` are
-assumed. `math` has not been trained here.
+The values of `math` are those of Shao et al. 2024, section 4.2: 64 completions of each of 16
+prompts, one update for each step, a divergence of 0.04, a learning rate of 1e-6. Those of `imdb`
+are assumed. `math` has not been trained here.
 """
 
 from transformer_jax.config import choice, experiment

@@ -1,14 +1,14 @@
-"""Trains a language model by PPO, on rewards of its own answers to prompts.
+"""Trains a language model by PPO, on rewards of its own completions of prompts.
 
     python -m transformer_jax.train --config=configs/preferences/ppo.py:ziegler \\
         --config.init_from=DIR --config.task.reference=DIR --config.task.reward=DIR2 \\
         --workdir=DIR3 --config.data.train_files=train.jsonl --config.data.valid_files=valid.jsonl
     python -m transformer_jax.generate --workdir=DIR3 --prompt="The film"
 
-    argument      tokens of prompt and answer   answers of a step   for a run of
-    ziegler                         64 and 24                 512   configs/gpt/gpt2.py, for GPT-2
-    instructgpt                 1,024 and 512                 512   configs/chat/gpt2.py
-    imdb                            24 and 24                  64   configs/chat, on a CPU
+    argument      tokens of prompt, completion   completions of a step   for a run of
+    ziegler                             64, 24                     512   configs/gpt/gpt2.py
+    instructgpt                     1,024, 512                     512   configs/chat/gpt2.py
+    imdb                                24, 24                      64   configs/chat, on a CPU
 
 DIR holds the model to train, and DIR2 a reward model of configs/preferences/reward.py that began
 with a run of the same tokenizer. Lines of the files are {"prompt": "..."}.

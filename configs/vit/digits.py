@@ -34,7 +34,7 @@ def get_config():
             init_std=0.2,
             unroll=2,
         ),
-        # The crops change the size of a digit and its place within a pixel.
+        # The crops change the size of a digit and its position within a pixel.
         task=dict(
             name="image_classification",
             crop="random",

@@ -38,9 +38,9 @@ def assert_outputs(run, inputs, expected):
     }
     if "global_positions" in task.encoder.arrays:
         # Those before the first separator: all of them, or [CLS] alone.
-        places = np.arange(task.num_global)
-        is_before = places < np.argmax(inputs["ids"] == 2, axis=1)[:, None]
-        batch["global_positions"] = np.where(is_before, places, -1)
+        positions = np.arange(task.num_global)
+        is_before = positions < np.argmax(inputs["ids"] == 2, axis=1)[:, None]
+        batch["global_positions"] = np.where(is_before, positions, -1)
     outputs = np.asarray(jitted(task.outputs)(params, batch, Context())[0])
     if outputs.ndim == 3:
         filled = inputs["filled"] > 0

@@ -29,7 +29,7 @@ def checkpoint(name, tmp_path):
 
 @pytest.mark.full
 def test_outputs_and_scores_equal(name, checkpoint, tmp_path):
-    """Five sources share two places of a search."""
+    """Five sources share two rows of a search."""
     convert.from_hf(checkpoint, tmp_path / "run")
     task, params = open_run(tmp_path / "run", overrides={"decode.batch": 2})
     decode = task.config.decode

@@ -177,16 +177,18 @@ def test_a_conversation_begins_with_it_once(run):
     task, _ = open_run(run)
     plain = tokenizers.read_published(HERE / LLAMA)
     messages = [{"role": "user", "content": "the cat"}]
-    marks = tokenizers.ChatTokenizer(plain).marks
-    chat, other = (tokenizers.with_marks(each, marks) for each in (task.tokenizer, plain))
+    special_tokens = tokenizers.ChatTokenizer(plain).special_tokens
+    chat, other = (
+        tokenizers.with_special_tokens(each, special_tokens) for each in (task.tokenizer, plain)
+    )
     assert chat.prompt(messages) == [START, *other.prompt(messages)]
     assert chat.prompt([*messages, {"role": "assistant", "content": "a"}] * 2).count(START) == 1
-    assert not chat.render([*messages, {"role": "assistant", "content": "a"}]).is_answer[0]
+    assert not chat.render([*messages, {"role": "assistant", "content": "a"}]).is_completion[0]
     again = tokenizers.training.from_files(chat.files())
     assert again.prompt(messages) == chat.prompt(messages)
-    assert again.answering.prefix == (START,)
+    assert again.for_replies.prefix == (START,)
     # A run on conversations of an earlier version was trained without it.
-    files = chat.files() | {"chat.json": json.dumps({"marks": marks}).encode()}
+    files = chat.files() | {"chat.json": json.dumps({"marks": special_tokens}).encode()}
     assert tokenizers.training.from_files(files).prompt(messages) == other.prompt(messages)
     template = json.loads(chat.hf_files()["tokenizer_config.json"])["chat_template"]
     assert template.startswith('{{ "<s>" }}')

@@ -30,19 +30,19 @@ FOLDERS = [
 ]
 
 
-def places_of(expected):
+def masked_positions_of(expected):
     """Returns the masked frames of each row, their weights, and the distractors among them."""
     count = expected["masked"].sum(axis=1).max()
-    places = np.zeros((2, count), np.int32)
+    masked_positions = np.zeros((2, count), np.int32)
     weights = np.zeros((2, count), np.int32)
     distractors = np.zeros((2, count, expected["others"].shape[-1]), np.int32)
     for row, masked in enumerate(expected["masked"]):
         (of_row,) = np.nonzero(masked)
-        places[row, : len(of_row)] = of_row
+        masked_positions[row, : len(of_row)] = of_row
         weights[row, : len(of_row)] = 1
         others = expected["others"][row, of_row]
         distractors[row, : len(of_row)] = np.searchsorted(of_row, others)
-    return places, weights, distractors
+    return masked_positions, weights, distractors
 
 
 def assert_states(task, params, expected):
@@ -61,21 +61,21 @@ def is_filled(model, expected):
 
 def assert_pre_training(task, params, expected):
     """Asserts the projections of the masked frames, and both losses."""
-    places, weights, distractors = places_of(expected)
+    masked_positions, weights, distractors = masked_positions_of(expected)
     batch = {
         "sound": expected["sound"],
         "length": expected["lengths"].astype(np.int32),
         "masked": expected["masked"],
-        "places": places,
+        "masked_positions": masked_positions,
         "weights": weights,
         "distractors": distractors,
     }
     predicted = jitted(task._predicted)(params, batch, Context())
     for name in ("contexts", "targets"):
         ours = np.asarray(getattr(predicted, name))
-        theirs = np.take_along_axis(expected[name], places[..., None], axis=1)
-        is_place = weights > 0
-        np.testing.assert_allclose(unit(ours[is_place]), unit(theirs[is_place]), **CLOSE)
+        theirs = np.take_along_axis(expected[name], masked_positions[..., None], axis=1)
+        is_masked = weights > 0
+        np.testing.assert_allclose(unit(ours[is_masked]), unit(theirs[is_masked]), **CLOSE)
     loss = jitted(task.loss)(params, batch, Context())
     for name in ("contrastive", "diversity"):
         np.testing.assert_allclose(loss.terms[name], expected[name], rtol=1e-4)
@@ -268,18 +268,18 @@ def transcript(config, tokens):
     return spelling.decode([spelling.vocabulary.index(token) for token in tokens])
 
 
-@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json", "without outputs"])
-def test_tokens_that_were_added_later(place, tmp_path):
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json", "without outputs"])
+def test_tokens_that_were_added_later(file, tmp_path):
     """They have the last outputs of the model, or none."""
     *first, delimiter, e, t, a, quote = VOCABULARY
     numbers = {token: number for number, token in enumerate([*first, delimiter, e, t])}
     later = {a: 7, quote: 8}
-    if place == "without outputs":
+    if file == "without outputs":
         numbers, later = numbers | later, {"<s2>": 9, "<s3>": 10}
     folder = with_file(copied(TRANSCRIPTS, tmp_path / "hf"), "vocab.json", numbers)
-    if place == "tokenizer_config.json":
+    if file == "tokenizer_config.json":
         decoder = {str(number): {"content": token} for token, number in later.items()}
-        with_file(folder, place, {"added_tokens_decoder": decoder})
+        with_file(folder, file, {"added_tokens_decoder": decoder})
     else:
         with_file(folder, "added_tokens.json", later)
     _, config = read_config(folder)

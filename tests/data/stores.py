@@ -82,11 +82,11 @@ def counting(done):
     return fill
 
 
-def flip(place):
+def flip(index):
     return lambda content: (
-        content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        if place >= 0
-        else flip(len(content) + place)(content)
+        content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
+        if index >= 0
+        else flip(len(content) + index)(content)
     )
 
 

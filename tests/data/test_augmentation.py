@@ -45,9 +45,9 @@ def test_shifts_fill_with_zeros():
     seen = set()
     for seed in range(60):
         moved = images.shifted(pixels, 1, generator(seed))
-        places = np.argwhere(moved[..., 0] == 6)
-        assert len(places) == 1 and np.abs(places[0] - 1).max() <= 1
-        seen.add(tuple(places[0]))
+        positions = np.argwhere(moved[..., 0] == 6)
+        assert len(positions) == 1 and np.abs(positions[0] - 1).max() <= 1
+        seen.add(tuple(positions[0]))
     assert len(seen) == 9
     np.testing.assert_array_equal(images.shifted(pixels, 0, generator()), pixels)
 

@@ -11,7 +11,7 @@ from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.chat_rows import ChatRows
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.chat import SPECIAL_TOKENS
 from transformer_jax.data.tokenizers.words import Characters
 
 
@@ -26,7 +26,7 @@ def config(folder, lines, **keys):
 
 
 def rows(folder, lines, length):
-    letters = tokenizers.with_marks(Characters.train(["ab"], 8), MARKS)
+    letters = tokenizers.with_special_tokens(Characters.train(["ab"], 8), SPECIAL_TOKENS)
     component = ChatRows(config(folder, lines), length).train(letters).phases[0].components[0]
     return component, component.rows([(number, 0) for number in range(len(component))])
 
@@ -135,7 +135,7 @@ def test_each_conversation_is_packed_once_and_long_ones_lose_their_end(tmp_path)
     lines = [{"prompt": word(9), "completion": word(9)} for _ in range(150)]
     lines += [
         {"prompt": "a", "completion": "b" * 30},  # cut
-        {"prompt": "a" * 40, "completion": "b"},  # nothing of the answer is left
+        {"prompt": "a" * 40, "completion": "b"},  # nothing of the completion is left
     ]
     component, read = rows(tmp_path, lines, 24)
     letters = component.tokenizer
@@ -149,7 +149,9 @@ def test_each_conversation_is_packed_once_and_long_ones_lose_their_end(tmp_path)
             inside = row["segment_ids"] == number
             ids = [row["tokens"][inside][0], *row["labels"][inside]]
             packed.append([int(i) for i in ids])
-            assert row["weights"][inside].tolist() == letters.is_answer(np.array(ids))[1:].tolist()
+            assert (
+                row["weights"][inside].tolist() == letters.is_completion(np.array(ids))[1:].tolist()
+            )
     assert sorted(packed) == sorted(expected)
     meta = component.meta
     assert (meta["conversations"], meta["cut"], meta["unanswered"]) == (151, 1, 1)
@@ -159,6 +161,6 @@ def test_each_conversation_is_packed_once_and_long_ones_lose_their_end(tmp_path)
 
 
 def test_no_conversation_that_fits_is_refused(tmp_path):
-    message = "config.data.train_files: no conversation is left after dropping 1 without an answer"
+    message = "config.data.train_files: no conversation is left after dropping 1 without a reply"
     with pytest.raises(UserError, match=message):
         rows(tmp_path, [{"prompt": "a" * 40, "completion": "b"}], 24)

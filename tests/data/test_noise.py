@@ -44,7 +44,7 @@ def test_the_share_is_that_of_the_config(name, count):
     assert 1 - num_kept / (17 * count) == pytest.approx(0.3, abs=5e-4)
 
 
-def test_masking_keeps_the_places():
+def test_masking_keeps_the_positions():
     text = noised(("masking", 0.5), tokens=range(40))
     masked = text.tokens == MASK
     assert masked.sum() == 20
@@ -175,7 +175,7 @@ def test_wrong_noises_are_refused(entries, message):
         Composition.of(entries)
 
 
-def test_the_pieces_of_a_noised_text_have_their_places():
+def test_the_pieces_of_a_noised_text_have_their_positions():
     text = "The cat sat. A dog ran to it."
     tokenizer = tokenizers.train([text] * 5, "wordpiece", 80)
     (copy, target), (source, _) = (
@@ -184,9 +184,9 @@ def test_the_pieces_of_a_noised_text_have_their_places():
     )
     words = ["the", "cat", "sat", ".", "a", "dog", "ran", "to", "it", "."]
     assert copy == target == list(zip(words, range(10)))
-    assert [place for _, place in source if place is not None] != [*range(10)]
-    assert all(words[place] == piece for piece, place in source if place is not None)
-    assert [piece for piece, place in source if place is None] == ["[MASK]"] * 5
+    assert [position for _, position in source if position is not None] != [*range(10)]
+    assert all(words[position] == piece for piece, position in source if position is not None)
+    assert [piece for piece, position in source if position is None] == ["[MASK]"] * 5
     (axes,) = pictures.noised({"source": source, "target": target}, "noise").axes
     assert [drawn.get_text() for drawn in axes.texts] == [
         *("source", *(piece for piece, _ in source)),

@@ -72,7 +72,7 @@ def test_aligned_files(put, small_parts):
         text_files._aligned.cache_clear()
         text = pairs.TextPairs(put("a.en", source), put("a.de", target))
         assert_parts_are(text, 8)
-        assert_parts_are(texts.Marked(text, "<to-de>"), 8)
+        assert_parts_are(texts.JoinedPairs(text, "<to-de>"), 8)
 
 
 def test_files_in_a_bucket_are_cut_as_those_on_a_disk(put, gcs, small_parts):

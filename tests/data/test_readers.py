@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
-from tests.data.rows_to_read import PLACES, read
+from tests.data.rows_to_read import INDICES, read
 from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.data import rows
@@ -31,28 +31,28 @@ def test_processes_read_the_rows_of_one_process(build, tmp_path):
     direct = make_task(build(tmp_path)).rows().train.batch
     with rows.started(direct, 2) as processes:
         for steps in (range(5), range(31, 34)):  # a BERT's second phase has longer rows
-            expected = [direct(step, PLACES) for step in steps]
-            batches = list(processes.batches(steps, PLACES))
+            expected = [direct(step, INDICES) for step in steps]
+            batches = list(processes.batches(steps, INDICES))
             jax.tree.map(np.testing.assert_array_equal, batches, expected)
 
 
 def test_signals_and_failures():
     with rows.started(read, 3) as processes:
         pids = [process.pid for process, _ in processes._processes]
-        batches = processes.batches(range(20), PLACES)
+        batches = processes.batches(range(20), INDICES)
         for step in range(6):
-            np.testing.assert_array_equal(next(batches)["tokens"], np.outer(PLACES, [step, 1]))
+            np.testing.assert_array_equal(next(batches)["tokens"], np.outer(INDICES, [step, 1]))
             for pid in pids:
                 os.kill(pid, signal.SIGTERM if step % 2 else signal.SIGINT)
         with pytest.raises(UserError, match="^the rows of update 7 are wrong$"):
             next(batches)
         message = "^a reader process failed at update 8: ZeroDivisionError: two lines$"
         with pytest.raises(RunError, match=message) as caught:
-            next(processes.batches(range(7, 8), PLACES))
+            next(processes.batches(range(7, 8), INDICES))
         assert "in read" in str(caught.value.__cause__)
         message = f"^reader process {pids[2]} ended with exit code -9 .* rows of update 9; [^\n]*$"
         with pytest.raises(RunError, match=message):
-            next(processes.batches(range(8, 9), PLACES))
+            next(processes.batches(range(8, 9), INDICES))
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -70,7 +70,7 @@ def test_processes_end_with_a_killed_run():
         from tests.data import rows_to_read
         from transformer_jax.data.rows import Readers
         processes = Readers(rows_to_read.read, 2)
-        next(processes.batches(range(4), rows_to_read.PLACES))
+        next(processes.batches(range(4), rows_to_read.INDICES))
         print(*(process.pid for process, _ in processes._processes), flush=True)
         os.kill(os.getpid(), 9)
         """

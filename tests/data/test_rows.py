@@ -37,7 +37,7 @@ def numbers(train, steps, batch):
 def test_every_epoch_is_a_permutation_and_batches_straddle_epochs(size, batch):
     train = rows.TrainRows([rows.Phase([Numbered(size)], batch)], seed=3)
     drawn = numbers(train, range(4 * size // batch + 1), batch)
-    assert [epoch for _, epoch in drawn] == [place // size for place in range(len(drawn))]
+    assert [epoch for _, epoch in drawn] == [index // size for index in range(len(drawn))]
     for epoch in range(4):
         assert sorted(number for number, _ in drawn[epoch * size : (epoch + 1) * size]) == list(
             range(size)
@@ -55,15 +55,15 @@ def test_epochs_and_seeds_differ():
     assert order(0) == order(0) != order(1)
 
 
-def test_a_batch_does_not_depend_on_what_was_asked_before_nor_on_how_its_places_are_split():
+def test_a_batch_does_not_depend_on_earlier_batches_nor_on_how_its_rows_are_split():
     train = rows.TrainRows([rows.Phase([Numbered(10)], 4)], seed=0)
     straight = {step: train.batch(step, range(4)) for step in range(8)}
     for step in (5, 0, 7, 2, 5):
         again = rows.TrainRows([rows.Phase([Numbered(10)], 4)], seed=0).batch(step, range(4))
-        for places in ([0, 1, 2, 3], [2], [3, 0], np.array([1, 2])):
-            part = train.batch(step, places)
+        for indices in ([0, 1, 2, 3], [2], [3, 0], np.array([1, 2])):
+            part = train.batch(step, indices)
             for name, values in straight[step].items():
-                np.testing.assert_array_equal(part[name], values[np.asarray(places)])
+                np.testing.assert_array_equal(part[name], values[np.asarray(indices)])
                 np.testing.assert_array_equal(again[name], values)
     assert straight[0]["one"].shape == (4, 2)
 
@@ -108,7 +108,7 @@ def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_compone
     for component, size in enumerate(sizes):
         of_component = [(number, epoch) for k, number, epoch in drawn if k == component]
         assert [epoch for _, epoch in of_component] == [
-            place // size for place in range(len(of_component))
+            index // size for index in range(len(of_component))
         ]
         for epoch in range(len(of_component) // size):
             assert sorted(number for number, at in of_component if at == epoch) == list(range(size))
@@ -137,7 +137,7 @@ def test_a_growing_batch_counts_its_rows_in_closed_form():
     positions = [
         number for step in range(30) for number in train.numbers(step, range(train.size(step)))
     ]
-    assert [epoch for _, _, epoch in positions] == [place // 10 for place in range(len(positions))]
+    assert [epoch for _, _, epoch in positions] == [index // 10 for index in range(len(positions))]
 
 
 def test_there_is_nothing_after_the_last_phase():
@@ -159,12 +159,12 @@ def test_evaluation_sees_every_row_once_in_order_and_pads_with_zeros(size, batch
     assert not together["number"][size:].any()
 
 
-@pytest.mark.parametrize("places", [[0], [2], [3], [1, 3], [3, 1, 2, 0], [2, 3]])
-def test_evaluation_batches_may_be_read_in_parts(places):
-    evaluation = rows.EvalRows(Numbered(6))  # the second batch of 4 has places 0 and 1 filled
-    whole, part = evaluation.batch(1, range(4), 4), evaluation.batch(1, places, 4)
+@pytest.mark.parametrize("indices", [[0], [2], [3], [1, 3], [3, 1, 2, 0], [2, 3]])
+def test_evaluation_batches_may_be_read_in_parts(indices):
+    evaluation = rows.EvalRows(Numbered(6))  # the second batch of 4 has indices 0 and 1 filled
+    whole, part = evaluation.batch(1, range(4), 4), evaluation.batch(1, indices, 4)
     for name in whole:
-        np.testing.assert_array_equal(part[name], whole[name][places])
+        np.testing.assert_array_equal(part[name], whole[name][indices])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Continued(Numbered):
 
 
 @pytest.mark.parametrize("size, batch", [(12, 4), (14, 4), (5, 5), (9, 1)])
-def test_a_phase_in_streams_reads_consecutive_rows_in_each_place(size, batch):
+def test_a_phase_in_streams_reads_consecutive_rows_in_each_stream(size, batch):
     train = rows.TrainRows([rows.Phase([Continued(size)], batch, order="stream")], seed=0)
     num_segments = size // batch
     for step in range(2 * num_segments + 1):

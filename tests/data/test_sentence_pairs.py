@@ -50,10 +50,10 @@ def draw(count):
 def restored(rows):
     """Returns the tokens before masking."""
     tokens = rows["tokens"].copy()
-    for row, (places, labels, weights) in enumerate(
+    for row, (positions, labels, weights) in enumerate(
         zip(rows["masked_positions"], rows["masked_labels"], rows["masked_weights"])
     ):
-        tokens[row, places[weights > 0]] = labels[weights > 0]
+        tokens[row, positions[weights > 0]] = labels[weights > 0]
     return tokens
 
 
@@ -71,8 +71,8 @@ def test_masks_come_in_the_published_shares(drawn):
     )
     assert not SPECIAL[labels].any() and not SPECIAL[inputs[inputs != MASK]].any()
     assert is_predicted.sum(axis=1).max() == 19 and is_predicted.sum(axis=1).min() >= 1
-    for places, weights in zip(drawn["masked_positions"][:1000], drawn["masked_weights"][:1000]):
-        assert len(set(places[weights > 0])) == weights.sum()
+    for positions, weights in zip(drawn["masked_positions"][:1000], drawn["masked_weights"][:1000]):
+        assert len(set(positions[weights > 0])) == weights.sum()
 
 
 @pytest.mark.full
@@ -145,9 +145,9 @@ def test_whole_words_are_masked_whole():
         row = mask(whole_words=True)(tokens, random)
         chosen = set(row["masked_positions"][row["masked_weights"] > 0].tolist())
         masked.append(len(chosen))
-        for place in range(2, 61):
-            if CONTINUES[tokens[place]]:
-                assert (place in chosen) == (place - 1 in chosen)
+        for position in range(2, 61):
+            if CONTINUES[tokens[position]]:
+                assert (position in chosen) == (position - 1 in chosen)
     assert max(masked) <= 9 and np.mean(masked) > 8
 
 

@@ -53,7 +53,7 @@ def test_a_blank_line_ends_a_sentence_too():
 @pytest.mark.parametrize(
     "text",
     ["Mr. A " * 100_000, "." * 200_000, "a." * 100_000, "!" * 100_000 + '"' * 100_000 + " A"],
-    ids=["no end", "dots", "no space", "marks"],
+    ids=["no end", "dots", "no space", "punctuation"],
 )
 def test_no_text_takes_long(text):
     start = time.monotonic()

@@ -260,10 +260,10 @@ def test_spans():
     assert not spans(rng, 5, 0.65, 10).any() and spans(rng, 50, 0.0, 10, least=2).any()
 
 
-def test_distractors_are_other_places():
+def test_distractors_are_other_positions():
     drawn = distractors(np.random.default_rng(0), 5, 400)
-    for place, others in enumerate(drawn):
-        assert set(others) == {*range(5)} - {place}
+    for position, others in enumerate(drawn):
+        assert set(others) == {*range(5)} - {position}
     assert not distractors(np.random.default_rng(0), 1, 3).any()
 
 

@@ -140,7 +140,7 @@ def test_a_split_without_files_is_none(tmp_path):
     assert sentence_pairs.open_pairs(data(train_source=file, train_target=file), "valid") is None
 
 
-def test_fingerprint_is_of_the_content_and_not_of_the_place(pairs, tmp_path):
+def test_a_fingerprint_depends_on_the_content_and_not_on_the_path(pairs, tmp_path):
     first = pairs("one\n", "eins\n").fingerprint()
     moved = data(
         train_source=write(tmp_path / "b.en", "one\n"),

@@ -201,7 +201,7 @@ def test_spans_are_where_the_pieces_stand(kind):
         )
         covered = set().union(*(range(a, b) for a, b in spans))
         assert all(
-            place in covered for place, character in enumerate(text) if not character.isspace()
+            index in covered for index, character in enumerate(text) if not character.isspace()
         )
         if kind != "byte_bpe":  # whose pieces may be parts of a character
             words = [text[a:b].strip().lower() for a, b in spans]

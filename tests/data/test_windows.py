@@ -75,7 +75,7 @@ def test_sliding_windows_predict_every_token_once_with_context(size, stride):
     for number, row in enumerate(source.rows([(n, 0) for n in range(len(source))])):
         counted = row["weights"] == 1
         predicted += row["labels"][counted].tolist()
-        if number:  # all but the last `stride` places are context
+        if number:  # all but the last `stride` positions are context
             assert np.flatnonzero(counted)[0] == 10 - stride
         else:
             assert row["tokens"][0] == 0  # the first token is predicted from the end of a document

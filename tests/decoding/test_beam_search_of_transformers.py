@@ -27,12 +27,12 @@ def step(state, tokens):
 def outputs(options):
     """Returns the outputs of all starts."""
     decode = Decode(**encoder_decoder.decode_keys(options))
-    marks = dict(
+    settings = dict(
         never=tuple(i for (i,) in options.get("bad_words_ids", ())),
         first=tuple(options[key] for key in ("forced_bos_token_id",) if key in options),
     )
     n_best = options["num_return_sequences"]
-    search = BeamSearch.of(decode, options["eos_token_id"], n_best, **marks)
+    search = BeamSearch.of(decode, options["eos_token_id"], n_best, **settings)
     starts = jnp.array(make.STARTS)[:, None]
     empty = Rows(jnp.zeros(len(starts), jnp.int32), jnp.zeros(starts.shape, jnp.int32))
     limits = jnp.full(len(starts), decode.max_length)

@@ -54,7 +54,7 @@ def expected(opened, prompts):
 
 
 def by_windows(task, draw, prompt, number, seed=3):
-    """Moves a full window to its last half. The key of a token is that of its place in the text."""
+    """Moves a full window to its last half. A token's key depends on its position in the text."""
     tokenizer = task.tokenizer
     ids = task.with_start(tokenizer.encode([prompt])[0])
     window, start, finished = ids, len(ids), "length"

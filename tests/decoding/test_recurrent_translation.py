@@ -49,8 +49,8 @@ class Summed(SequenceToSequence):
     def decode(self, target, memory, *, source_segment_ids=None, train=False):
         state = self.first(memory, source_segment_ids)
         states = []
-        for place in range(target.tokens.shape[1]):
-            state = self.after(state, target.tokens[:, place])
+        for position in range(target.tokens.shape[1]):
+            state = self.after(state, target.tokens[:, position])
             states.append(state)
         return jnp.stack(states, axis=1)
 
@@ -89,12 +89,12 @@ MODELS = {
 
 
 class Use(SequenceToSequenceUse):
-    def __init__(self, places, beam, model="summed"):
+    def __init__(self, num_rows, beam, model="summed"):
         tokenizer = tokenizers.train(LINES, "bpe", 40)
         self.tokenizer = types.SimpleNamespace(source=tokenizer, target=tokenizer)
         self.model = MODELS[model](vocab_size=tokenizer.vocab_size)
         self.config = types.SimpleNamespace(
-            decode=Decode(batch=places, beam=beam, alpha=0.6, max_extra=6),
+            decode=Decode(batch=num_rows, beam=beam, alpha=0.6, max_extra=6),
             mesh=types.SimpleNamespace(rules=()),
         )
 
@@ -111,7 +111,7 @@ def params(model):
 @pytest.mark.sample("attention-3")
 @pytest.mark.parametrize("model, beam", [("summed", 1), ("summed", 3), ("attention", 3)])
 def test_lines_of_a_batch_have_the_translations_that_they_have_alone(model, beam):
-    """Ten lines share two places; the states of a place's next input come with it."""
+    """Ten lines share two rows; the states of a row's next input come with it."""
     together = list(Use(2, beam, model).translate(params(model), LINES, beam))
     use = Use(1, beam, model)
     assert together[2] == [("", 0.0)] * beam and together[0] != together[1]

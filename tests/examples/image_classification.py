@@ -9,8 +9,8 @@ def write(config, folder):
         return {}
     generator = np.random.default_rng(0)
     for number in range(16):
-        place = folder / "images" / ("dark", "light")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        subfolder = folder / "images" / ("dark", "light")[number % 2]
+        subfolder.mkdir(parents=True, exist_ok=True)
         pixels = generator.integers(0, 128, (20, 24, 3)) + 127 * (number % 2)
-        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.png")
+        Image.fromarray(pixels.astype(np.uint8)).save(subfolder / f"{number:02}.png")
     return {"data.train_files": f"{folder}/images", "data.valid_files": f"{folder}/images"}

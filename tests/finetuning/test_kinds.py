@@ -42,7 +42,7 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
 
 
 def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
-    """An LSTM in the place of the Transformer (Radford et al. 2018, table 5)."""
+    """An LSTM instead of the Transformer (Radford et al. 2018, table 5)."""
     config = configs.tiny("configs/finetune/glue.py:mrpc,gpt")
     for key, value in examples.write(config, tmp_path / "examples").items():
         configs.set_key(config, key, value)
@@ -155,7 +155,7 @@ def test_the_decoder_reads_the_framed_texts_behind_its_start(tokenizer, one, two
     assert row["tokens"].tolist() == two + padding
     assert row["decoder_tokens"].tolist() == inputs + padding
     assert row["segment_ids"].tolist() == [1] * len(two) + padding
-    assert two[encoder.marks(tokenizer).second([7, 8])] == 9
+    assert two[encoder.special_tokens(tokenizer).second([7, 8])] == 9
 
 
 @pytest.mark.full
@@ -193,9 +193,9 @@ def test_source_and_target_must_share_a_vocabulary(tmp_path):
 
 
 def test_an_encoder_that_does_not_predict_tokens_fills_no_masks():
-    class Marks:
+    class WithMask:
         def required(self, *names, user):
             return (0,) * len(names)
 
     with pytest.raises(UserError, match="the model Plain does not fill masks"):
-        Reader(Plain(), Marks(), 2, None).fill({}, ["a [MASK]"], 5, "split")
+        Reader(Plain(), WithMask(), 2, None).fill({}, ["a [MASK]"], 5, "split")

@@ -56,19 +56,19 @@ def test_matthews_in_edge_cases(labels, predicted, expected):
 
 def drawn_tags(draw, scheme, length):
     """Returns random tags: half of the time well-formed, else any tags as a model predicts them."""
-    marks = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES"}[scheme]
-    free = [f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC")] + ["O", "O"]
+    letters = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES"}[scheme]
+    free = [f"{letter}-{kind}" for letter in letters for kind in ("PER", "LOC")] + ["O", "O"]
     if draw.random() < 0.5:
         return [draw.choice(free) for _ in range(length)]
     tags, last_kind = [], None
     while len(tags) < length:
         kind = draw.choice([None, "PER", "LOC"])
         size = draw.randint(1, min(3, length - len(tags)))
-        mark = "B" if scheme != "IOB1" or last_kind == kind else "I"
+        letter = "B" if scheme != "IOB1" or last_kind == kind else "I"
         if kind is None:
             tags += ["O"] * size
         elif scheme != "BIOES":
-            tags += [f"{mark}-{kind}", *[f"I-{kind}"] * (size - 1)]
+            tags += [f"{letter}-{kind}", *[f"I-{kind}"] * (size - 1)]
         elif size == 1:
             tags.append(f"S-{kind}")
         else:
@@ -119,7 +119,7 @@ def test_entities_in_edge_cases(tags, expected):
 
 
 STRICT = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
-# The same tags as those of IOBES, under other letters and in other places.
+# The same tags as those of IOBES, under other letters and at other positions.
 WRITTEN = {
     "BMES": lambda letter, kind: f"{'BMES'['BIES'.index(letter)]}-{kind}",
     "BMEW": lambda letter, kind: f"{'BMEW'['BIES'.index(letter)]}-{kind}",
@@ -129,7 +129,7 @@ WRITTEN = {
 
 
 def any_tags(draw, letters):
-    """Returns random tags of two sentences, and tags that differ from them in some places."""
+    """Returns random tags of two sentences, and tags that differ from them at some positions."""
     free = [f"{letter}-{kind}" for letter in letters for kind in ("PER", "LOC")] + ["O", "O"]
     labels = [[draw.choice(free) for _ in range(draw.randint(1, 9))] for _ in range(2)]
     predicted = [

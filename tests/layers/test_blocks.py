@@ -58,10 +58,10 @@ def by_hand(blocks, params, shared, num_layers=4):
     x, outputs = X, []
     tree = params["decoder"]["layer" if shared else "layers"]
     for number in range(num_layers):
-        repeat, place = divmod(number, len(blocks))
-        part = tree if len(blocks) == 1 else tree[f"block_{place}"]
+        repeat, index = divmod(number, len(blocks))
+        part = tree if len(blocks) == 1 else tree[f"block_{index}"]
         part = part if shared else jax.tree.map(lambda leaf, i=repeat: leaf[i], part)
-        x = blocks[place]().apply({"params": part}, x, mask=CAUSAL)
+        x = blocks[index]().apply({"params": part}, x, mask=CAUSAL)
         outputs.append(x)
     return jnp.stack(outputs)
 

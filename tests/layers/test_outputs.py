@@ -262,11 +262,11 @@ def test_embeddings_are_rows_of_the_tables(divisor, multiple):
     ids = np.array([[0, 4, 5, 8, 9], [15, 16, 22, 10, 3]])
     embed = AdaptiveEmbed(module.clusters, multiple=multiple)
     x = np.asarray(jax.jit(embed.apply)({"params": params}, ids))
-    for place, number in np.ndenumerate(ids):
+    for index, number in np.ndenumerate(ids):
         cluster = int(np.searchsorted([5, 9, 16], number, "right"))
         row = params[f"table_{cluster}"]["embedding"][number - (0, 5, 9, 16)[cluster]]
         row = row @ params[f"projection_{cluster}"] if divisor > 1 else row
-        np.testing.assert_allclose(x[place], row, **CLOSE)
+        np.testing.assert_allclose(x[index], row, **CLOSE)
     with pytest.raises(UserError, match="the id 23 is not from 0 to 22"):
         embed.apply({"params": params}, jnp.array([[23]]))
     if multiple == 1:

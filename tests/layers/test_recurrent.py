@@ -62,8 +62,8 @@ def from_torch(arrays, prefix, cell, layers, both, gradient):
 def stacked(arrays, prefix, layers, both, parts):
     """Returns the states of a `Stack` from torch's arrays (layers * directions, B, width)."""
 
-    def at(place):
-        return tuple(arrays[f"{prefix}{part}"][place] for part in range(parts))
+    def at(index):
+        return tuple(arrays[f"{prefix}{part}"][index] for part in range(parts))
 
     if not both:
         return tuple(at(layer) for layer in range(layers))

@@ -86,7 +86,7 @@ def test_causal_work_is_balanced(sequence):
 
     def starts(x):
         ring = ring_attention._Ring(("sequence",))
-        return ring.balanced(ring.places(len(x), None).starts)
+        return ring.balanced(ring.positions(len(x), None).starts)
 
     mesh = make_mesh(sequence)
     split = jax.sharding.PartitionSpec("sequence")

@@ -45,7 +45,7 @@ def test_training_converges_to_the_counts(tmp_path):
     before = apply({"params": state.params}, batch["tokens"])
     np.testing.assert_array_equal(before, 0)
     same = trainer.stream(
-        lambda step, places: task.rows().train.batch(0, places),
+        lambda step, indices: task.rows().train.batch(0, indices),
         config.train.batch,
         config.train.accumulation,
         program.batch_sharding,

@@ -33,12 +33,12 @@ def hidden():
 
 def test_a_context_depends_on_all_other_words_of_its_sentence_alone(hidden):
     contexts = hidden(TOKENS, SEGMENTS)[0]
-    for place in range(8):
+    for position in range(8):
         other = TOKENS.copy()
-        other[0, place] = 11
+        other[0, position] = 11
         differs = np.any(hidden(other, SEGMENTS)[0] != contexts, axis=-1)
-        same_sentence = SEGMENTS[0] == SEGMENTS[0, place]
-        same_sentence[place] = False
+        same_sentence = SEGMENTS[0] == SEGMENTS[0, position]
+        same_sentence[position] = False
         np.testing.assert_array_equal(differs[:8], same_sentence[:8])
 
 
@@ -73,8 +73,8 @@ def test_the_loss_is_that_of_each_word_and_its_context(run):
     contexts, u = jax.device_get((contexts, params["output_embed"]["embedding"]))
     score = jax.jit(functools.partial(negative_sampling, negatives=4))
     total = 0.0
-    for row, place in zip(*np.nonzero(batch["weights"])):
-        word, x = batch["tokens"][row, place], contexts[row, place]
+    for row, position in zip(*np.nonzero(batch["weights"])):
+        word, x = batch["tokens"][row, position], contexts[row, position]
         noise = batch["noise"][row]
         ones = np.ones((1, 1, 1), np.float32)
         repeats = np.float32(noise == word)[None, None]
@@ -91,8 +91,8 @@ def test_blanks_are_filled_with_the_words_of_the_text(run):
     sentence = open(texts).read().splitlines()[0]
     words = sentence.split()
     correct = 0
-    for place, word in enumerate(words):
-        blank = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+    for position, word in enumerate(words):
+        blank = " ".join([*words[:position], "[MASK]", *words[position + 1 :]])
         ((fillings,),) = run.task.fill(run.params, [blank], 3)
         assert not {"<unk>", "<pad>", "[MASK]"} & {filling.word for filling in fillings}
         correct += word.lower() in [filling.word for filling in fillings]

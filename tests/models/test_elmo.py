@@ -63,8 +63,8 @@ def words_of(params, tokens, filters):
     values = []
     for width, _ in filters:
         kernel, bias = w[f"filter_{width}"], w[f"filter_{width}_bias"]
-        places = range(x.shape[1] - width + 1)
-        at = [np.einsum("nwe,wef->nf", x[:, p : p + width], kernel) for p in places]
+        starts = range(x.shape[1] - width + 1)
+        at = [np.einsum("nwe,wef->nf", x[:, p : p + width], kernel) for p in starts]
         values.append(np.maximum(np.max(at, axis=0) + bias, 0))
     y = np.concatenate(values, axis=-1)
     for number in range(2):
@@ -125,19 +125,19 @@ def test_a_direction_is_torchs_lstm_with_a_projection(params):
     np.testing.assert_allclose(outputs, module(x)[0].detach().numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_no_direction_sees_the_word_that_it_predicts(place, params, layers):
+@pytest.mark.parametrize("position", range(6))
+def test_no_direction_sees_the_word_that_it_predicts(position, params, layers):
     """The forward half of the word before, and the backward half of the word after, are as they
     were; those of the word itself are not.
     """
     ones = np.ones(TOKENS.shape[:2], np.int32)
     changed = TOKENS.copy()
-    changed[:, place] = TOKENS[:, place, ::-1]
+    changed[:, position] = TOKENS[:, position, ::-1]
     before, after = (np.asarray(layers(tokens, ones)) for tokens in (TOKENS, changed))
     forward, backward = (before[1:, ..., half] == after[1:, ..., half] for half in HALVES)
-    assert forward[:, :, :place].all() and backward[:, :, place + 1 :].all()
-    assert not forward[:, :, place:].all(axis=-1).any()
-    assert not backward[:, :, : place + 1].all(axis=-1).any()
+    assert forward[:, :, :position].all() and backward[:, :, position + 1 :].all()
+    assert not forward[:, :, position:].all(axis=-1).any()
+    assert not backward[:, :, : position + 1].all(axis=-1).any()
 
 
 def test_texts_of_a_packed_row_do_not_see_each_other(params, layers):

@@ -53,10 +53,10 @@ def segment_ids(*sizes):
     return np.broadcast_to(ids, (3, sum(sizes)))
 
 
-def changed(tokens, places, token):
-    """Returns a copy of tokens with `token` at these places of each row."""
+def changed(tokens, positions, token):
+    """Returns a copy of tokens with `token` at these positions of each row."""
     tokens = tokens.copy()
-    tokens[:, places] = token
+    tokens[:, positions] = token
     return tokens
 
 
@@ -178,10 +178,10 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
     logits, state = model.begin(params, TARGET[:, :1], memory, segments, beams=1)
     np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-4, atol=1e-5)
     state = jitted(lambda state: state.resized(4, 7))(state)
-    for place in range(1, 4):
-        logits, state = model.step(params, state, TARGET[:, place : place + 1])
+    for position in range(1, 4):
+        logits, state = model.step(params, state, TARGET[:, position : position + 1])
         logits = np.asarray(logits)
-        np.testing.assert_allclose(logits[:, 0], expected[:, place], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(logits[:, 0], expected[:, position], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.sample("EncoderDecoder")
@@ -308,8 +308,8 @@ def test_positions_are_their_formulas():
     kinds = ("index", "normalized", "binary", "sinusoidal")
 
     @jax.jit
-    def compute(places):
-        return {kind: position_codes(kind, places, 3, max_length=4) for kind in kinds}
+    def compute(positions):
+        return {kind: position_codes(kind, positions, 3, max_length=4) for kind in kinds}
 
     codes = jax.device_get(compute(jnp.arange(4)))
     np.testing.assert_array_equal(codes["index"], np.arange(4)[:, None] * np.ones(3))

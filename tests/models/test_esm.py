@@ -30,9 +30,9 @@ def build(**options):
     return model, jax.jit(lambda params: jax.tree.map(perturb, params))(params)
 
 
-def with_token(tokens, place, token):
+def with_token(tokens, position, token):
     tokens = tokens.copy()
-    tokens[:, place] = token
+    tokens[:, position] = token
     return tokens
 
 

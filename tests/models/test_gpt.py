@@ -42,10 +42,10 @@ def build(**options):
     return model, jax.jit(lambda params: jax.tree.map(perturb, params))(params)
 
 
-def changed_at(place):
-    """Returns the tokens with another one at this place of each row."""
+def changed_at(position):
+    """Returns the tokens with another one at this position of each row."""
     tokens = TOKENS.copy()
-    tokens[:, place] = (tokens[:, place] + 1) % 37
+    tokens[:, position] = (tokens[:, position] + 1) % 37
     return tokens
 
 

@@ -51,10 +51,10 @@ def hidden(model, params, tokens, **options):
     return np.asarray(apply(model, {"params": params}, tokens, method="hidden", **options))
 
 
-def changed_at(tokens, place):
-    """Returns the tokens with another one at this place of each row."""
+def changed_at(tokens, position):
+    """Returns the tokens with another one at this position of each row."""
     tokens = tokens.copy()
-    tokens[:, place] = (tokens[:, place] + 1) % 50
+    tokens[:, position] = (tokens[:, position] + 1) % 50
     return tokens
 
 
@@ -86,7 +86,7 @@ def dense_window(length, reach, dilation, positions):
     """Returns whether a query sees a key (L, L), by section 3.1."""
     distance = np.subtract.outer(np.arange(length), np.arange(length))
     visible = (abs(distance) <= reach * dilation) & (distance % dilation == 0)
-    visible[:, [place for place in positions if place >= 0]] = True
+    visible[:, [position for position in positions if position >= 0]] = True
     return visible
 
 
@@ -116,9 +116,9 @@ def attention_in_numpy(params, x, segments, positions, dilations):
     visible = own & (windows | np.eye(x.shape[1], dtype=bool))
     y = attended(("query", "key", "value"), visible)
     of_global = attended(("global_query", "global_key", "global_value"), own)
-    for row, places in enumerate(positions):
-        places = [place for place in places if place >= 0]
-        y[row, places] = of_global[row, places]
+    for row, of_row in enumerate(positions):
+        of_row = [position for position in of_row if position >= 0]
+        y[row, of_row] = of_global[row, of_row]
     return np.einsum("blhd,hdm->blm", y, params["out"]["kernel"]) + params["out"]["bias"]
 
 

@@ -148,7 +148,7 @@ def test_scores_are_sums_of_log_probabilities(opened):
     begin = len(context)
     logits = jax.jit(task.model.apply)({"params": params}, np.array([ids]))
     log_probs = scipy.special.log_softmax(np.asarray(logits)[0], axis=-1)
-    expected = sum(float(log_probs[place - 1, ids[place]]) for place in range(begin, len(ids)))
+    expected = sum(float(log_probs[i - 1, ids[i]]) for i in range(begin, len(ids)))
     assert likelihood.log_prob == pytest.approx(expected, rel=1e-5)
 
 

@@ -210,8 +210,8 @@ def test_decoding_equals_the_whole_prefix(name):
 
     state = widened(state)
     others = (TARGET[:, 1:3, None] + np.arange(3)) % 20  # (2, 2, 3)
-    for place in range(2):
-        logits, state = decoder.step(params, state, others[:, place])
+    for position in range(2):
+        logits, state = decoder.step(params, state, others[:, position])
     parents = np.array([[2, 0, 0], [1, 1, 2]])
     state = jax.jit(lambda state: state.reorder(jnp.array(parents)))(state)
     logits = np.asarray(decoder.step(params, state, np.full((2, 3), 7))[0])
@@ -221,8 +221,8 @@ def test_decoding_equals_the_whole_prefix(name):
         np.testing.assert_allclose(logits[row, beam], np.asarray(expected)[row, 3], **CLOSE)
 
 
-def test_a_source_comes_to_the_place_of_another():
-    """The state of a place is that of the source that was admitted, of another length."""
+def test_a_source_replaces_another():
+    """The state of a row belongs to the source that was admitted, of another length."""
     model, params = build("search")
     model = Jitted(model)
     ones = np.ones((2, 7), np.int32)
@@ -232,7 +232,7 @@ def test_a_source_comes_to_the_place_of_another():
     short = model.apply(variables, SOURCE[:1, :4], method="encode")
     _, new = model.begin(params, TARGET[:1, :1], short, ones[:1, :4], beams=1)
     expected, _ = model.step(params, new, TARGET[:1, 1:2])
-    moved = dict(places=jnp.array([1]), rows=jnp.array([0]))
+    moved = dict(indices=jnp.array([1]), rows=jnp.array([0]))
     admit = jax.jit(lambda state, new: state.admit(new, **moved))
     logits, _ = model.step(params, admit(state, new), TARGET[[0, 0], 1:2])
     np.testing.assert_allclose(np.asarray(logits)[1], np.asarray(expected)[0], **CLOSE)

@@ -74,8 +74,8 @@ def test_a_chunk_of_the_row_is_attention_with_shared_queries_and_keys():
     """A token sees itself only where it sees no other one (section 2)."""
     layer, params, x = attention(12, chunk=16, across_buckets=True, rounds=2)
     y, _ = apply(layer, {"params": params}, x, mask=Mask(causal=True))
-    places = np.arange(12)
-    before = places[:, None] > places
+    positions = np.arange(12)
+    before = positions[:, None] > positions
 
     def weights_of(scores):
         scores = np.where(before, scores, -np.inf)
@@ -96,7 +96,7 @@ def test_a_token_sees_the_last_keys_of_its_buckets():
         own = buckets[row, head, number]
         for query in range(37):
             same = (own[:query] == own[query]) & (segments[row, :query] == segments[row, query])
-            # With its own place, a chunk.
+            # With its own position, a chunk.
             count[row, head, query, np.flatnonzero(same)[-5:]] += 1
 
     def weights_of(scores):
@@ -117,9 +117,9 @@ def test_what_a_token_does_not_see_changes_nothing(reformer):
     np.testing.assert_allclose(logits(model, params, later)[:, :40], whole[:, :40], **EXACT)
     short = logits(model, params, TOKENS[:, :37])
     np.testing.assert_allclose(short, whole[:, :37], **EXACT)
-    places = np.arange(LENGTH)[None]
-    segments = np.where(places < 24, 1, 2).repeat(2, axis=0)
-    positions = np.where(places < 24, places, places - 24).repeat(2, axis=0)
+    slots = np.arange(LENGTH)[None]
+    segments = np.where(slots < 24, 1, 2).repeat(2, axis=0)
+    positions = np.where(slots < 24, slots, slots - 24).repeat(2, axis=0)
     packed = logits(model, params, positions=positions, segment_ids=segments)
     np.testing.assert_allclose(packed[:, :24], whole[:, :24], **EXACT)
     # A chunk of the row begins with the second document.
@@ -203,9 +203,9 @@ def test_a_checkpoint_gives_the_published_logits_and_is_written_unchanged(tmp_pa
 
 def assert_published(model, params, ids, rotations, expected):
     variables = {"params": params}
-    places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
     options = dict(mask=Mask(causal=True), rotations=rotations)
-    states = apply(model, variables, ids, places, **options, method="decoded")
+    states = apply(model, variables, ids, positions, **options, method="decoded")
     actual = apply(model, variables, states, method="logits")
     np.testing.assert_allclose(actual, expected, **CLOSE)
 
@@ -248,11 +248,11 @@ def test_two_rates_of_dropout_are_named(tmp_path, capsys):
 
 def test_positions_beyond_the_grid_have_no_vector(reformer):
     model, params = reformer
-    places = np.full(TOKENS.shape, LENGTH)
+    positions = np.full(TOKENS.shape, LENGTH)
     with pytest.raises(UserError, match="the id 64 is not from 0 to 63 .*max_length=64"):
-        model.apply({"params": params}, TOKENS, positions=places)
+        model.apply({"params": params}, TOKENS, positions=positions)
     compiled = jax.jit(lambda x: model.apply({"params": params}, TOKENS, positions=x))
-    assert np.isnan(compiled(places)).all()
+    assert np.isnan(compiled(positions)).all()
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def of_texts(name, attends):
     for row, ids in enumerate(TEXTS):
         for text in set(ids) - {0}:
             start, length = ids.index(text), ids.count(text)
-            places = slice(start, start + length)
-            visible[row, :, places, places] = paper(name, length, attends)
+            span = slice(start, start + length)
+            visible[row, :, span, span] = paper(name, length, attends)
     return visible
 
 

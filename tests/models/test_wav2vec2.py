@@ -41,14 +41,14 @@ LARGE = dict(
     d_projection=768,
 )
 SOUND = np.asarray(jax.random.normal(jax.random.key(1), (2, 400)))
-PLACES = np.array([[0, 3], [5, 1]])
+MASKED_POSITIONS = np.array([[0, 3], [5, 1]])
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 
 
 @functools.cache
 def build(**options):
     model = Jitted(Wav2Vec2(**TINY | options))
-    params = nn.unbox(model.init(jax.random.key(0), SOUND, PLACES, method="predictions"))
+    params = nn.unbox(model.init(jax.random.key(0), SOUND, MASKED_POSITIONS, method="predictions"))
     return model, params["params"]
 
 

@@ -25,8 +25,8 @@ def config():
 def compiled(monkeypatch):
     """Returns the list of compiled variants, which grows during the search.
 
-    In the compiler's place, temporaries take 100 kB for each row of a microbatch on a device, and
-    only the axis tensor uses the network.
+    Instead of the compiler's figure, temporaries take 100 kB for each row of a microbatch on a
+    device, and only the axis tensor uses the network.
     """
     variants = []
 

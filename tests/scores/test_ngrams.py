@@ -60,15 +60,15 @@ def test_counts_and_probabilities_are_those_of_dictionaries():
     seen = NGrams.count(COUNTED, 3, VOCABULARY).occurrences(HELD_OUT)
     weights = np.r_[:1, RNG.uniform(size=63)] * np.ones((3, 1))
     for order in (1, 2, 3):
-        for place, gram in enumerate(grams(HELD_OUT, order)):
+        for index, gram in enumerate(grams(HELD_OUT, order)):
             if gram is None:
-                assert seen.grams[order - 1, place] == seen.contexts[order - 1, place] == 0
+                assert seen.grams[order - 1, index] == seen.contexts[order - 1, index] == 0
                 continue
             count, context = naive.grams[gram], naive.contexts[gram[:-1]]
-            assert seen.grams[order - 1, place] == count
-            assert seen.contexts[order - 1, place] == context
-            assert seen.frequencies[order - 1, place] == (count / context if context else 0)
-            assert seen.add_k(order, 0.3)[place] == pytest.approx(naive.add_k(gram, 0.3))
+            assert seen.grams[order - 1, index] == count
+            assert seen.contexts[order - 1, index] == context
+            assert seen.frequencies[order - 1, index] == (count / context if context else 0)
+            assert seen.add_k(order, 0.3)[index] == pytest.approx(naive.add_k(gram, 0.3))
     expected = [naive.interpolated(gram, weights) for gram in grams(HELD_OUT, 3)[2:]]
     np.testing.assert_allclose(seen.interpolated(weights)[2:], expected, rtol=1e-12)
 
@@ -120,7 +120,7 @@ def test_scores_are_losses_of_the_tokens_after_the_first():
 
 def test_tiny_and_large_vocabularies():
     assert scores(np.array([1, 0]), np.array([0, 1, 0]), 2)["unigram"]["loss"] > 0
-    # Numbers far apart are sorted in place of being counted one by one.
+    # Numbers far apart are sorted in index of being counted one by one.
     wide = scores(COUNTED.astype(np.int64) * 10**6, HELD_OUT.astype(np.int64) * 10**6, 10**7)
     narrow = scores(COUNTED, HELD_OUT, VOCABULARY)
     assert wide["frequencies"] == narrow["frequencies"]

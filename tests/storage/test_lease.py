@@ -20,7 +20,7 @@ def test_a_lease_is_renewed_given_back_and_refused_to_others(fast, monkeypatch):
     lock = buckets.path("gs://bucket/run/.lock")
     with locking.lease(lock, "--workdir=W", fail):
         # This process looks like one on another machine.
-        monkeypatch.setattr(locking, "_place", lambda: None)
+        monkeypatch.setattr(locking, "_machine_id", lambda: None)
         # The answers to some renewals get lost. The lease is not another's for that.
         fast.lossy = lambda number: number % 7 == 0
         message = (
@@ -40,7 +40,7 @@ def test_the_lease_of_a_dead_run_is_taken_over(fast, capsys):
     lock = buckets.path("gs://bucket/run/.lock")
     child = subprocess.Popen(["true"])
     child.wait()
-    here = {"host": "here", "process": child.pid, "place": locking._place()}
+    here = {"host": "here", "process": child.pid, "place": locking._machine_id()}
     fast.put("run/.lock", json.dumps(here).encode())
     began = time.monotonic()
     # Here the system says that the process is dead.

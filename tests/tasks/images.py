@@ -28,9 +28,9 @@ def picture(number, size=(20, 24)):
 def write_images(folder, count=12, ending="png"):
     """Writes pictures into a folder for each class, and returns the folder."""
     for number in range(count):
-        place = folder / CLASSES[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        picture(number).save(place / f"{number:02}.{ending}")
+        subfolder = folder / CLASSES[number % 2]
+        subfolder.mkdir(parents=True, exist_ok=True)
+        picture(number).save(subfolder / f"{number:02}.{ending}")
     return folder
 
 

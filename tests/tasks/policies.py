@@ -1,4 +1,4 @@
-"""Prompts, a reward model, and configs of the tasks that learn from rewards of answers."""
+"""Prompts, a reward model, and configs of the tasks that learn from rewards of completions."""
 
 import json
 

@@ -57,7 +57,7 @@ def test_whitened_numbers_have_variance_1_over_the_tokens():
     assert np.isfinite(same).all()
 
 
-def test_group_advantages_compare_the_answers_to_a_prompt():
+def test_group_advantages_compare_the_completions_of_a_prompt():
     for divides in (True, False):
         expected = REWARDS - REWARDS.mean(axis=1, keepdims=True)
         if divides:
@@ -106,23 +106,23 @@ def test_a_reward_that_is_not_finite_is_not_hidden(reward):
 @pytest.mark.parametrize("reward", [np.inf, -np.inf, np.nan, 1e39, 10**400, "3", None])
 def test_a_function_may_give_finite_numbers_of_float32_alone(reward):
     config = types.SimpleNamespace(task=types.SimpleNamespace(name="mine.py:Brief"))
-    task = types.SimpleNamespace(config=config, reward_of=lambda prompt, answer: reward)
+    task = types.SimpleNamespace(config=config, reward_of=lambda prompt, completion: reward)
     with pytest.raises(UserError, match=r"reward_of\('a', 'b'\) is .*; must be a finite number"):
         rollouts.Policy._score(task, "a", "b")
-    task.reward_of = lambda prompt, answer: -2
+    task.reward_of = lambda prompt, completion: -2
     assert rollouts.Policy._score(task, "a", "b") == -2
 
 
 def test_the_clipped_losses_are_those_of_the_papers():
     """Schulman et al. 2017, equation 7, and its counterpart for values."""
     for_policy, for_value = np.zeros((2, 4, 5))
-    for place in np.ndindex(4, 5):
-        ratio, gain = RATIOS[place], REWARDS[place]
-        for_policy[place] = -min(ratio * gain, min(max(ratio, 1 - CLIP), 1 + CLIP) * gain)
-        value, old = VALUES[place], OLD[place]
+    for index in np.ndindex(4, 5):
+        ratio, gain = RATIOS[index], REWARDS[index]
+        for_policy[index] = -min(ratio * gain, min(max(ratio, 1 - CLIP), 1 + CLIP) * gain)
+        value, old = VALUES[index], OLD[index]
         near = min(max(value, old - CLIP), old + CLIP)
-        errors = (value - RETURNS[place]) ** 2, (near - RETURNS[place]) ** 2
-        for_value[place] = max(errors) / 2
+        errors = (value - RETURNS[index]) ** 2, (near - RETURNS[index]) ** 2
+        for_value[index] = max(errors) / 2
     actual = rollouts.clipped_policy_loss(*single(np.log(RATIOS), REWARDS), CLIP)
     np.testing.assert_allclose(actual, for_policy, rtol=1e-5)
     actual = rollouts.clipped_value_loss(*single(VALUES, OLD, RETURNS), CLIP)
@@ -181,7 +181,7 @@ def test_the_coefficient_follows_the_divergence(divergence, error):
 
 
 def test_the_loss_of_grpo_is_that_of_trl():
-    """Each answer counts once, whatever its length (Shao et al. 2024, equation 3)."""
+    """Each completion counts once, whatever its length (Shao et al. 2024, equation 3)."""
     values = json.loads((HERE / "trl_grpo.json").read_text())
     arrays = {name: np.float32(x) for name, x in values["inputs"].items()}
     filled = np.arange(5) < np.array(values["counts"])[:, None]

@@ -1,4 +1,4 @@
-"""PPO and GRPO where the best policy is known: one prompt, and answers of one token."""
+"""PPO and GRPO where the best policy is known: one prompt, and completions of one token."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def bandit(**task):
     made = configs.named_class("task", config.task.name)(
         config, None, **configs.options(config.task)
     )
-    # The end of an answer is one of the actions.
+    # The end of a completion is one of the actions.
     made.tokenizer = types.SimpleNamespace(eos_id=ACTIONS - 1)
     made.rewarded = lambda params, batch: jnp.float32(REWARDS)[batch["ids"][:, 1]]
     table = {"output_embed": {"embedding": jnp.tile(jnp.float32(REFERENCE)[:, None], ACTIONS)}}
@@ -40,7 +40,7 @@ def bandit(**task):
 
 def trained(task, policy, frozen):
     """Returns the policy's probabilities after one update on each of many experiences."""
-    rows = BATCH // task.num_answers
+    rows = BATCH // task.num_completions
     batch = {
         "prompts": jnp.zeros((rows, 1), jnp.int32),
         "prompt_lengths": jnp.ones(rows, jnp.int32),
@@ -81,7 +81,7 @@ def test_ppo_reaches_the_optimum(whitens_rewards):
 
 @pytest.mark.full
 def test_grpo_without_division_reaches_the_optimum():
-    """An answer is part of its group's mean, so its reward counts (G - 1) / G."""
+    """A completion is part of its group's mean, so its reward counts (G - 1) / G."""
     size = 8
     keys = dict(name="grpo", group_size=size, divides_by_deviation=False, unbiased_kl=True)
     actual = trained(*bandit(**keys | dict(kl_coefficient=BETA * (1 - 1 / size))))
@@ -90,7 +90,7 @@ def test_grpo_without_division_reaches_the_optimum():
 
 @pytest.mark.full
 def test_grpo_with_division_reaches_its_own_fixed_point():
-    """The expected gradient, over all groups of four answers, is zero there."""
+    """The expected gradient, over all groups of four completions, is zero there."""
     size = 4
     groups = list(itertools.combinations_with_replacement(range(ACTIONS), size))
     counts = np.array([np.bincount(group, minlength=ACTIONS) for group in groups])
@@ -98,7 +98,7 @@ def test_grpo_with_division_reaches_its_own_fixed_point():
     rewards = REWARDS[np.array(groups)]
     gains = rewards - rewards.mean(axis=1, keepdims=True)
     gains /= rewards.std(axis=1, keepdims=True) + 1e-4
-    # The sum of the advantages of each action's answers, by group.
+    # The sum of the advantages of each action's completions, by group.
     sums = np.stack([(gains * (np.array(groups) == a)).sum(axis=1) for a in range(ACTIONS)], axis=1)
 
     def gradient(logits):

@@ -54,9 +54,9 @@ def test_generate_prints_the_best_of_its_samples(gpt, chooser):
     scores = list(task.score(params, [(each["prompt"], each["text"]) for each in drawn]))
     for number, best in enumerate(chosen):
         of_prompt = range(5 * number, 5 * number + 5)
-        place = max(of_prompt, key=scores.__getitem__)
-        assert best["reward"] == pytest.approx(scores[place], rel=1e-3)
-        assert {name: best[name] for name in drawn[place]} == drawn[place]
+        index = max(of_prompt, key=scores.__getitem__)
+        assert best["reward"] == pytest.approx(scores[index], rel=1e-3)
+        assert {name: best[name] for name in drawn[index]} == drawn[index]
 
 
 @pytest.mark.full

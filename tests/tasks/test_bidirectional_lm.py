@@ -188,7 +188,7 @@ def test_bad_keys_are_refused(changes, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_words_are_spelled_as_bytes_between_marks():
+def test_words_are_spelled_as_bytes_between_special_characters():
     words = Words.train(["naïve cats", "cats"], 20, cased=True)
     spelled = words.spelled(8)
     [[cats, other]] = spelled.encode(["cats Überlänge"])

@@ -21,7 +21,7 @@ from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.chat import SPECIAL_TOKENS
 from transformer_jax.data.tokenizers.words import Characters
 from transformer_jax.inference import causal
 from transformer_jax.runs import spec
@@ -29,7 +29,7 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.step import Program, init_params
 
-PLACE = [message("user", "Where is the cat?")]
+QUESTION = [message("user", "Where is the cat?")]
 
 
 def build(folder, **overrides):
@@ -64,18 +64,18 @@ def loss(chats, batch):
     return float(of_batch(batch))
 
 
-def test_it_learns_the_answers_and_their_end(chats):
-    answer = chats.task.reply(chats.params, PLACE, temperature=0)
-    assert (answer.text, answer.finished) == ("on the mat", "end")
+def test_it_learns_the_replies_and_their_end(chats):
+    reply = chats.task.reply(chats.params, QUESTION, temperature=0)
+    assert (reply.text, reply.finished) == ("on the mat", "end")
     system = [message("system", "Be brief.")]
     asked = [
         *system,
-        *PLACE,
+        *QUESTION,
         message("assistant", "on the mat"),
         message("user", "What did it do?"),
     ]
-    answer = chats.task.reply(chats.params, asked, temperature=0)
-    assert answer.finished == "end"
+    reply = chats.task.reply(chats.params, asked, temperature=0)
+    assert reply.finished == "end"
     scores = chats.task.evaluate(chats.params, "valid")
     assert scores["loss"] == pytest.approx(chats.scores["valid/loss"], rel=1e-5)
     assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
@@ -87,7 +87,7 @@ def test_it_learns_the_answers_and_their_end(chats):
             message("user", value["prompt"]),
             message("assistant", value["completion"]),
         ]
-        count += int(tokenizer.render(messages).is_answer.sum())
+        count += int(tokenizer.render(messages).is_completion.sum())
     assert scores["tokens"] == count
 
 
@@ -96,8 +96,8 @@ def test_only_the_tokens_of_the_assistant_count(chats, batch):
     assert weighed == batch["weights"].sum() < (batch["segment_ids"] > 0).sum()
     others = dict(batch, labels=np.where(batch["weights"] > 0, batch["labels"], 7))
     assert loss(chats, others) == loss(chats, batch)
-    answers = dict(batch, labels=np.where(batch["weights"] > 0, 7, batch["labels"]))
-    assert loss(chats, answers) != loss(chats, batch)
+    other = dict(batch, labels=np.where(batch["weights"] > 0, 7, batch["labels"]))
+    assert loss(chats, other) != loss(chats, batch)
     ends = (batch["labels"] == chats.task.tokenizer.end_id) & (batch["weights"] > 0)
     assert ends.sum() >= 2  # the model learns to stop
 
@@ -204,8 +204,8 @@ def test_it_is_written_as_a_language_model(chats, tmp_path):
 # talking
 
 
-def test_the_oldest_turns_make_room_for_the_answer():
-    letters = tokenizers.with_marks(Characters.train(["ab"], 8), MARKS)
+def test_the_oldest_turns_make_room_for_the_reply():
+    letters = tokenizers.with_special_tokens(Characters.train(["ab"], 8), SPECIAL_TOKENS)
     messages = [
         message("system", "a"),
         message("user", "aa"),
@@ -227,25 +227,25 @@ def test_the_oldest_turns_make_room_for_the_answer():
 
 
 @pytest.mark.full
-def test_messages_that_cannot_be_answered(chats, gpt):
+def test_messages_without_a_reply(chats, gpt):
     for messages, error in (
         ([], "messages: 'messages' must be a list of at least one"),
         ([message("tool", "a")], "messages: message 1: role 'tool' must be one of"),
-        ([*PLACE, message("assistant", "a")], "the last one must be of the user"),
+        ([*QUESTION, message("assistant", "a")], "the last one must be of the user"),
         ([message("user", "the cat " * 40)], "config.model.max_length=64; write less"),
     ):
         with pytest.raises(UserError, match=error):
             chats.task.reply(chats.params, messages)
     with pytest.raises(UserError, match="config.task.name='causal_lm': this run has no"):
-        gpt.task.reply(gpt.params, PLACE)
+        gpt.task.reply(gpt.params, QUESTION)
 
 
 @pytest.mark.full
-def test_a_streamed_answer_is_the_whole_one(chats, capsys):
+def test_a_streamed_reply_is_the_whole_one(chats, capsys):
     task = chats.task
-    params = jax.tree.map(jnp.asarray, init_params(task))  # long answers
+    params = jax.tree.map(jnp.asarray, init_params(task))  # long replies
     settings = dict(max_tokens=30, temperature=1.0, seed=3)
-    whole = task.reply(params, PLACE, **settings)
+    whole = task.reply(params, QUESTION, **settings)
     assert whole.tokens > 16  # several parts
     parts = []
     show = Streamed(())
@@ -254,7 +254,7 @@ def test_a_streamed_answer_is_the_whole_one(chats, capsys):
         parts.append(texts[0])
         show(texts)
 
-    streamed = task.reply(params, PLACE, watch=watch, **settings)
+    streamed = task.reply(params, QUESTION, watch=watch, **settings)
     show.end(streamed.text)
     assert streamed == whole and capsys.readouterr().out == whole.text + "\n"
     assert len(parts) > 2 and len(parts[0]) < len(whole.text)
@@ -311,13 +311,13 @@ def test_through_pipes(chats):
     assert long.stdout == "on the mat\n"
 
 
-def test_prompts_are_answered_apart_from_each_other(chats):
+def test_prompts_are_completed_apart_from_each_other(chats):
     """Each is a conversation of its own, or a text: a message of the user."""
-    prompts = ["What did it do?", PLACE, [message("system", "Be brief."), *PLACE]]
+    prompts = ["What did it do?", QUESTION, [message("system", "Be brief."), *QUESTION]]
     settings = dict(max_tokens=12, temperature=0)
-    answers = list(chats.task.replies(chats.params, prompts, **settings))
-    assert answers == [chats.task.reply(chats.params, each, **settings) for each in prompts]
-    assert answers[1].text == "on the mat"
+    replies = list(chats.task.replies(chats.params, prompts, **settings))
+    assert replies == [chats.task.reply(chats.params, each, **settings) for each in prompts]
+    assert replies[1].text == "on the mat"
     with pytest.raises(UserError, match="prompt 2: messages: message 1: 'content' must be a text"):
         list(chats.task.replies(chats.params, ["a", " "], **settings))
     with pytest.raises(TypeError, match="expected a list of texts, got one text"):
@@ -331,8 +331,8 @@ def test_prompts_on_the_command_line(chats):
     done = call(*chat, *flags, text="Where is the cat?\n")
     assert done.returncode == 0, done.stderr
     line = {"prompt": "Where is the cat?", "text": "on the mat", "finished": "end"}
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == 2 and all(answer.items() >= line.items() for answer in answers)
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(replies) == 2 and all(reply.items() >= line.items() for reply in replies)
     one = call(*chat, "--temperature=0", "--prompt=Where is the cat?")
     assert one.stdout == "on the mat\n", one.stderr
     plain = call("generate", f"--workdir={chats.workdir}", "--prompt=Where", "--max_tokens=2")

@@ -40,10 +40,10 @@ def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
     expected = collections.Counter()
     for document in open(config.data.train_files).read().split("\n\n"):
         ids = [i for i in task.tokenizer.encode(document) if not task.tokenizer.special[i]]
-        for place, word in enumerate(ids):
-            for other in range(max(place - 3, 0), place):
-                expected[word, ids[other]] += 1 / (place - other)
-                expected[ids[other], word] += 1 / (place - other)
+        for position, word in enumerate(ids):
+            for other in range(max(position - 3, 0), position):
+                expected[word, ids[other]] += 1 / (position - other)
+                expected[ids[other], word] += 1 / (position - other)
     rows = component.rows([(number, 0) for number in range(len(component))])
     first, second, counts = (
         np.concatenate([row[name] for row in rows]) for name in ("first", "second", "counts")

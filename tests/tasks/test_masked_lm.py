@@ -69,9 +69,9 @@ def test_the_losses_are_those_of_all_positions(trained):
     hidden, logits, following = jitted(task.model.apply)({"params": params}, task.inputs(batch))
     log_p = scipy.special.log_softmax(logits, axis=-1)
     expected = sum(
-        -log_p[row, place, label]
+        -log_p[row, position, label]
         for row in range(8)
-        for place, label, weight in zip(
+        for position, label, weight in zip(
             batch["masked_positions"][row],
             batch["masked_labels"][row],
             batch["masked_weights"][row],
@@ -148,10 +148,10 @@ def test_resuming_across_the_phases_equals_running_straight(tmp_path):
 def cut_off(read, stop):
     """Returns the function that reads batches, but raises InterruptedError at update `stop`."""
 
-    def failing(step, places):
+    def failing(step, indices):
         if step >= stop:
             raise InterruptedError
-        return read(step, places)
+        return read(step, indices)
 
     return failing
 
@@ -195,8 +195,8 @@ def test_masks_are_filled(trained):
         assert probabilities == sorted(probabilities, reverse=True)
     ids = [task.tokenizer.cls_id, *task.tokenizer.encode_masked(texts[0]), task.tokenizer.sep_id]
     _, logits, _ = jitted(task.model.apply)({"params": params}, np.array([ids]))
-    place = ids.index(task.tokenizer.mask_id)
-    assert task.tokenizer.pieces([int(np.asarray(logits)[0, place].argmax())]) == [
+    position = ids.index(task.tokenizer.mask_id)
+    assert task.tokenizer.pieces([int(np.asarray(logits)[0, position].argmax())]) == [
         filled[0][0][0].word
     ]
     with pytest.raises(UserError, match=r"text 2: no \[MASK\]"):

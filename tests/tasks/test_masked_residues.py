@@ -60,11 +60,11 @@ def test_three_proteins_are_learned(run):
     assert task.attention(params, "MKT").weights.shape == (2, 4, 5, 5)
 
 
-def test_mutations_are_scored_with_all_places_masked(run):
+def test_mutations_are_scored_with_all_positions_masked(run):
     task, params = open_run(run)
     lines = ["MKTAYIAKQRQISFVKSHFS\tQ9A", "", "MKTAYIAKQRQISFVKSHFS\tQ9A, K2R"]
     one, empty, two, soft = task.predict(params, [*lines, "mktayiakqrqisfvkshfs\tQ9A"])
-    assert soft == one  # lower-case letters mark repeats
+    assert soft == one  # lower-case letters denote repeats
     assert empty.text == "" and empty.details["score"] is None
     assert one.details["score"] < -2 and one.text == f"{one.details['score']:.4f}"
     assert [*two.details["mutations"]] == ["Q9A", "K2R"]

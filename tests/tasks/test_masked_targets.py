@@ -193,9 +193,9 @@ def test_masks_hide_a_share_of_the_targets(run):
     hidden = ends = filled = 0
     for row in rows.rows([(n, 0) for n in range(len(rows))]):
         masked = row["masked_weights"] > 0
-        places = row["masked_positions"][masked]
-        np.testing.assert_array_equal(row["labels"][places], row["masked_labels"][masked])
-        unmasked = np.delete(np.arange(12), places)
+        positions = row["masked_positions"][masked]
+        np.testing.assert_array_equal(row["labels"][positions], row["masked_labels"][masked])
+        unmasked = np.delete(np.arange(12), positions)
         np.testing.assert_array_equal(row["target"][unmasked], row["labels"][unmasked])
         hidden += masked.sum()
         ends += (row["masked_labels"][masked] == run.task.tokenizer.source.eos_id).sum()

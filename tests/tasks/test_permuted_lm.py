@@ -80,14 +80,14 @@ def test_rows_with_a_memory_follow_each_other(tmp_path):
     half = LENGTH // 2
     before, after = (rows.batch(step, range(8)) for step in range(2))
     (component,) = rows.phases[0].components
-    for place in range(8):
-        _, number, epoch = rows.numbers(0, [place])[0]
+    for index in range(8):
+        _, number, epoch = rows.numbers(0, [index])[0]
         ((start, _), _) = component._spans(
             number * half + component._offset(epoch), np.random.default_rng(0)
         )
         (text,) = component.stored.read([(start, start + 2 * half)])
-        np.testing.assert_array_equal(before["tokens"][place, :half], text[:half])
-        np.testing.assert_array_equal(after["tokens"][place, :half], text[half:])
+        np.testing.assert_array_equal(before["tokens"][index, :half], text[:half])
+        np.testing.assert_array_equal(after["tokens"][index, :half], text[half:])
     assert before["restarts"].all() and not after["restarts"].any()
     assert task.rows().eval["valid"].order == "stream"
 

@@ -1,4 +1,4 @@
-"""Answers within a step, their log-probabilities and rewards, and what a first update sees."""
+"""Completions within a step, their log-probabilities and rewards, and what a first update sees."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data.sources.chat import Prompts
 from transformer_jax.inference.generation import Sampling
-from transformer_jax.objectives.rollouts import Answers
+from transformer_jax.objectives.rollouts import Completions
 from transformer_jax.runs.spec import resolve
 from transformer_jax.training import step, trainer
 from transformer_jax.training.step import Program
@@ -50,22 +50,31 @@ def ppo(gpt, tmp_path_factory):
     return task, params, batch, *jax.device_get(experience(params, batch))
 
 
-def answers_of(experience, task):
-    """Returns the tokens of the answers, and which places have one."""
+def test_earlier_names_warn(ppo):
+    from transformer_jax.objectives import rollouts
+
+    with pytest.warns(DeprecationWarning, match="rollouts.Answers is now Completions"):
+        assert rollouts.Answers is Completions
+    with pytest.warns(DeprecationWarning, match="PPO.answered is now rewarded_completions"):
+        assert ppo[0].answered == ppo[0].rewarded_completions
+
+
+def completions_of(experience, task):
+    """Returns the tokens of the completions, and which positions have one."""
 
     @jax.jit
-    def read(answers):
-        return answers.tokens(task.max_tokens), answers.filled(task.max_tokens)
+    def read(completions):
+        return completions.tokens(task.max_tokens), completions.filled(task.max_tokens)
 
-    return jax.device_get(read(Answers.of(experience)))
+    return jax.device_get(read(Completions.of(experience)))
 
 
 @pytest.mark.full
-def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(ppo):
+def test_completions_are_those_of_generate_and_their_log_probs_those_of_the_decoder(ppo):
     """Each draw has its own key, and the log-probabilities are those of the temperature."""
     task, params, batch, experience, _ = ppo
-    answers = Answers.of(experience)
-    tokens, filled = answers_of(experience, task)
+    completions = Completions.of(experience)
+    tokens, filled = completions_of(experience, task)
     how = Sampling(temperature=0.7)
     model = Jitted(task.model)
     own = model.for_decoding(
@@ -74,27 +83,30 @@ def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(
     lengths = batch["prompt_lengths"]
 
     @jax.jit
-    def draw(logits, places):
+    def draw(logits, positions):
         rows = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(1), jnp.arange(8))
-        drawn = how.draw(logits, None, jax.vmap(jax.random.fold_in)(rows, places))
+        drawn = how.draw(logits, None, jax.vmap(jax.random.fold_in)(rows, positions))
         log_probs = jax.nn.log_softmax(logits / 0.7)
         return drawn, jnp.take_along_axis(log_probs, drawn[:, None], 1)[:, 0]
 
     logits, decoding = model.begin(own, batch["prompts"], lengths, slots=task.length)
-    for place in range(task.max_tokens):
-        drawn, of_drawn = map(np.asarray, draw(logits, lengths + place))
-        exists = filled[:, place]
-        np.testing.assert_array_equal(drawn[exists], tokens[exists, place])
-        of_forward = experience["old_log_probs"][exists, place]
+    for position in range(task.max_tokens):
+        drawn, of_drawn = map(np.asarray, draw(logits, lengths + position))
+        exists = filled[:, position]
+        np.testing.assert_array_equal(drawn[exists], tokens[exists, position])
+        of_forward = experience["old_log_probs"][exists, position]
         np.testing.assert_allclose(of_forward, of_drawn[exists], atol=1e-4)
         logits, decoding = model.step(own, decoding, drawn[:, None])
         logits = np.asarray(logits)[:, 0]
     for row in range(8):
-        ids = np.array(answers.ids[row, : answers.lengths[row]])
+        ids = np.array(completions.ids[row, : completions.lengths[row]])
         end = ids[-1] == task.tokenizer.eos_id
-        assert end == answers.ended[row] and not answers.ids[row, answers.lengths[row] :].any()
+        assert (
+            end == completions.ended[row]
+            and not completions.ids[row, completions.lengths[row] :].any()
+        )
         np.testing.assert_array_equal(ids[: lengths[row]], batch["prompts"][row, : lengths[row]])
-    assert answers.ended.any() and not answers.ended.all()
+    assert completions.ended.any() and not completions.ended.all()
 
 
 @pytest.mark.full
@@ -102,7 +114,7 @@ def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(p
     task, params, _, experience, coefficient = ppo
     np.testing.assert_array_equal(experience["old_log_probs"], experience["reference_log_probs"])
     assert float(coefficient) == pytest.approx(0.2 * (1 - 0.2 * 8 / task.horizon))
-    _, filled = answers_of(experience, task)
+    _, filled = completions_of(experience, task)
     gains = experience["advantages"][filled]
     assert abs(gains.mean()) < 1e-5 and gains.std() == pytest.approx(1, rel=1e-3)
     task.unfinished_reward = -1.0

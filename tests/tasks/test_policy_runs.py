@@ -16,8 +16,8 @@ FILE = """
 from transformer_jax.tasks.rl.grpo import GRPO
 
 class Brief(GRPO):
-    def reward_of(self, prompt, answer):
-        return -len(answer) - ("cat" in prompt)
+    def reward_of(self, prompt, completion):
+        return -len(completion) - ("cat" in prompt)
 """
 
 

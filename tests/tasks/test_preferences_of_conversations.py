@@ -1,4 +1,4 @@
-"""Preferences between the answers of a conversation, for a run that knows its marks."""
+"""Preferences between the replies of a conversation, for a run that knows its special tokens."""
 
 import json
 from functools import partial
@@ -32,13 +32,13 @@ def scorer(chats, tmp_path_factory):
     return *open_run(folder / "run"), folder / "run"
 
 
-def test_a_prompt_is_a_message_of_the_user_and_a_completion_its_answer(chats, scorer, tmp_path):
+def test_a_prompt_is_a_message_of_the_user_and_a_completion_its_reply(chats, scorer, tmp_path):
     learner = resolve(dpo(tmp_path, chats.workdir), tmp_path / "run").task()
     tokenizer = chats.task.tokenizer
     for task in (learner, scorer[0]):
         (example,) = task.encoded([("the cat", (" sat.", " ran."))])
         assert example.prompt == tokenizer.prompt(ASKED)
-        assert example.completions == [tokenizer.answer(text) for text in (" sat.", " ran.")]
+        assert example.completions == [tokenizer.completion(text) for text in (" sat.", " ran.")]
         asked = [message("system", "Be brief."), *ASKED]
         (example,) = task.encoded([(asked, (" sat.",))])
         assert example.prompt == tokenizer.prompt(asked)
@@ -72,7 +72,7 @@ def test_lines_of_predict_may_hold_messages(scorer):
     assert first == second
 
 
-def test_messages_need_a_run_that_knows_the_marks(gpt, tmp_path):
+def test_messages_need_a_run_that_knows_the_special_tokens(gpt, tmp_path):
     task = resolve(reward(tmp_path, gpt.workdir), tmp_path / "run").task()
     with pytest.raises(UserError, match="a prompt has messages, but the run in config.init_from"):
         task.encoded([(ASKED, (" sat.",))])

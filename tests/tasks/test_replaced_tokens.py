@@ -91,8 +91,8 @@ def test_the_losses_and_accuracies_are_those_of_the_two_models(tiny):
     _, logits = jax.jit(partial(model.apply, **options))(
         {"params": task.model.narrow_params(params)}, batch["tokens"]
     )
-    places = (np.arange(8)[:, None], batch["masked_positions"])
-    log_p = scipy.special.log_softmax(logits, axis=-1)[places]  # (8, P, V)
+    indices = (np.arange(8)[:, None], batch["masked_positions"])
+    log_p = scipy.special.log_softmax(logits, axis=-1)[indices]  # (8, P, V)
     # The samples, by a sum over the whole vocabulary. They are the labels of every other row.
     shares = np.cumsum(np.exp(log_p), axis=-1)
     sampled = (shares <= batch["masked_draws"][..., None] / NUM_DRAWS).sum(axis=-1)
@@ -104,10 +104,10 @@ def test_the_losses_and_accuracies_are_those_of_the_two_models(tiny):
     assert float(loss.terms["mlm"]) == pytest.approx(-of_labels[is_masked].sum(), rel=1e-4)
 
     original, corrupted = batch["tokens"].copy(), batch["tokens"].copy()
-    for row, place in np.argwhere(is_masked):
-        position = batch["masked_positions"][row, place]
-        original[row, position] = labels[row, place]
-        corrupted[row, position] = sampled[row, place]
+    for row, index in np.argwhere(is_masked):
+        position = batch["masked_positions"][row, index]
+        original[row, position] = labels[row, index]
+        corrupted[row, position] = sampled[row, index]
     is_equal = (sampled == labels) & is_masked
     assert is_equal[1::2].any() and not is_equal[::2].all()
     replaced = corrupted != original

@@ -42,7 +42,7 @@ def test_it_learns_rankings_and_is_evaluated_as_in_training(trained):
     assert scores == pytest.approx(
         {name.removeprefix("valid/"): value for name, value in last.items()}, rel=1e-4, abs=1e-6
     )
-    assert task.model.vocab_size == 300  # that of the language model, without new marks
+    assert task.model.vocab_size == 300  # that of the language model, without new special tokens
 
 
 def test_rewards_of_the_training_examples_have_mean_0_and_variance_1(trained):
@@ -213,7 +213,7 @@ def test_a_run_that_stops_at_an_evaluation_has_measured_its_rewards(trained, mon
 
 @pytest.mark.full
 def test_an_encoder_gives_rewards_too(tmp_path):
-    """Its rows have the marks of two texts."""
+    """Its rows have the special tokens of two texts."""
     origin = pretrained(tmp_path, "bert")
     task = resolve(reward(tmp_path / "data", origin), tmp_path / "none").task()
     first = task._examples("train")[0]

@@ -56,7 +56,7 @@ from transformer_jax.contracts.task import Loss
 
 
 class _Rows:
-    """The pixels of a picture; weight 0 marks the rows that fill the last batch."""
+    """The pixels of a picture; weight 0 is given to the rows that fill the last batch."""
 
     def __init__(self, records):
         self.records = records
@@ -171,7 +171,7 @@ def test_a_task_without_a_tokenizer_is_trained_and_used(config, tmp_path, capsys
         transformer_jax.train(config, run, overrides={"source.side": 4})
 
 
-def test_a_users_own_files_take_the_place_of_the_built_in_data(config, tmp_path):
+def test_a_users_own_files_replace_the_built_in_data(config, tmp_path):
     pixels = np.arange(50, dtype=np.uint8) % 8
     pixels.tofile(tmp_path / "mine.bin")
     changed = configs.from_record(config.to_dict(), "a test")

@@ -71,10 +71,10 @@ def test_a_run_learns_and_is_scored_with_its_baseline(run):
         assert low <= results[name] <= high
     # The baseline has a full stop that the targets lack.
     assert results["lead"]["rougeL"] == 100 and results["lead"]["exact_match"] == 0
-    answers = task.answers(params, "valid")
-    assert answers.sources[1] == "the dog sat on the mat. It is so."
+    own = task.split_outputs(params, "valid")
+    assert own.sources[1] == "the dog sat on the mat. It is so."
     measure = task.measures[0]
-    expected = predictions.scores(measure, measure.statistics(answers.outputs, answers.references))
+    expected = predictions.scores(measure, measure.statistics(own.outputs, own.references))
     assert expected.items() <= results.items()
 
 
@@ -130,18 +130,16 @@ def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
     assert result["scores"]["rougeL"]["difference"] == 0
     assert result["scores"]["bleu"]["p_value"] == 1
 
-    answers = run.task.answers(run.params, "valid")
-    right, worse = (
-        answers._replace(outputs=outputs) for outputs in (answers.references, ["the"] * 16)
-    )
+    own = run.task.split_outputs(run.params, "valid")
+    right, worse = (own._replace(outputs=outputs) for outputs in (own.references, ["the"] * 16))
     compared = translating.comparison(run.task.measures, right, worse)
     assert compared["rouge1"]["p_value"] < 0.01 and compared["rouge1"]["interval"][0] > 0
     for other in (
-        answers._replace(references=["the"] * 16),
-        answers._replace(sources=answers.sources[1:]),
+        own._replace(references=["the"] * 16),
+        own._replace(sources=own.sources[1:]),
     ):
         with pytest.raises(UserError, match="the (sources|references) of the two runs differ"):
-            translating.comparison(run.task.measures, answers, other)
+            translating.comparison(run.task.measures, own, other)
 
 
 @pytest.mark.full

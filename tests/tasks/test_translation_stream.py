@@ -36,10 +36,8 @@ def sources(*lengths):
 
 @pytest.mark.full
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_place_that_is_used_again_and_a_cache_that_grows_change_nothing(
-    endless, beam, monkeypatch
-):
-    """Seven inputs share two places. Each is compared with itself alone, with a large cache."""
+def test_a_row_that_is_used_again_and_a_cache_that_grows_change_nothing(endless, beam, monkeypatch):
+    """Seven inputs share two rows. Each is compared with itself alone, with a large cache."""
     task, params = endless(beam, 2)
     inputs, limits = sources(20, 17, 14, 11, 9, 6, 5), [9, 30, 14, 3, 21, 1, 6]
     padded_lengths = {-(-len(ids) // stream._SOURCE_MULTIPLE) for ids in inputs}
@@ -59,7 +57,7 @@ def test_a_place_that_is_used_again_and_a_cache_that_grows_change_nothing(
 
 
 def test_sources_of_one_row_do_not_see_each_other(endless, monkeypatch):
-    """Three places have two rows of 16 tokens.
+    """Three inputs share two packed rows of 16 tokens.
 
     The third source has no room beside the first two, and is read with the following ones.
     """
@@ -79,7 +77,7 @@ def test_sources_of_one_row_do_not_see_each_other(endless, monkeypatch):
     for number, beams in task.stream(params, 2)(params, inputs, [6] * 5):
         np.testing.assert_array_equal(beams.ids[0], alone[number].ids[0])
         np.testing.assert_allclose(beams.scores[0], alone[number].scores[0], rtol=1e-5)
-    # Place 32 is padding.
+    # Position 32 is padding.
     assert starts == [[0, 16, 32], [0, 9, 16]]
 
 
@@ -108,7 +106,7 @@ def test_a_cache_that_grew_for_one_long_output_shrinks_again(endless, monkeypatc
 
 
 def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
-    """The states of token 7 are NaN. The next input in the same place is not affected."""
+    """The states of token 7 are NaN. The next input in the same row is not affected."""
     task, params = endless(2, 1)
     begin = stream.Stream.begin
 

@@ -61,14 +61,14 @@ def pairs_of(task, batch, block):
     for row in range(len(batch["tokens"])):
         tokens, texts = batch["tokens"][row], batch["texts"][row]
         noise = batch["noise"][row, block]
-        for place in range(block * task.block, (block + 1) * task.block):
-            size = batch["windows"][row, place]
-            span = range(max(place - size, 0), min(place + size + 1, task.length))
-            near = [other for other in span if other != place and texts[other] == texts[place]]
+        for position in range(block * task.block, (block + 1) * task.block):
+            size = batch["windows"][row, position]
+            span = range(max(position - size, 0), min(position + size + 1, task.length))
+            near = [i for i in span if i != position and texts[i] == texts[position]]
             if task.objective == "skip_gram":
-                pairs = [([tokens[place]], tokens[other]) for other in near]
+                pairs = [([tokens[position]], tokens[other]) for other in near]
             else:
-                pairs = [(tokens[near], tokens[place])] if near else []
+                pairs = [(tokens[near], tokens[position])] if near else []
             for read, target in pairs:
                 yield read, target, noise[noise != target]
 

@@ -98,9 +98,9 @@ def test_a_merged_matrix_is_the_sum(shape, inputs, layers):
     np.testing.assert_array_equal(merged, box.value)
     b = jnp.arange(b.value.size, dtype=jnp.float32).reshape(b.value.shape)
     expected = np.ones(shape).reshape(shape[0] if stacked else 1, fan_in, -1)
-    for place, layer in enumerate(adapters.chosen(len(expected)) if stacked else [0]):
-        of_layer = np.asarray(a.value[place] if stacked else a.value, np.float64)
-        rows = np.asarray(b[place] if stacked else b, np.float64)
+    for index, layer in enumerate(adapters.chosen(len(expected)) if stacked else [0]):
+        of_layer = np.asarray(a.value[index] if stacked else a.value, np.float64)
+        rows = np.asarray(b[index] if stacked else b, np.float64)
         expected[layer] += 3 * of_layer.reshape(fan_in, 2) @ rows.reshape(2, -1)
     actual = adapters.merged(box.value, a.value, b)
     np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=1e-6, atol=1e-5)
@@ -277,7 +277,7 @@ def full(tmp_path_factory):
     ],
 )
 def test_new_tokens_that_are_not_trained_are_named(task, lora, number, full, tmp_path):
-    """Their random embeddings would otherwise stay, among them that of the end of an answer."""
+    """Their random embeddings would otherwise stay, among them the one of a reply's end."""
     chats = {"prompt": "a cat", "completion": "a dog"}
     files = {
         "chat": json.dumps(chats) + "\n",

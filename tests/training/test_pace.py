@@ -11,7 +11,7 @@ from transformer_jax.training.trainer import Program, run
 
 
 class Device:
-    """Runs steps one after another, on a simulated clock. The host waits for its markers."""
+    """Runs steps one after another, on a simulated clock. The host waits for its fences."""
 
     def __init__(self):
         self.now = 0.0
@@ -29,14 +29,14 @@ class Device:
     def in_flight(self):
         return [end - self.now for end in self.ends if end > self.now]
 
-    def marker(self):
+    def fence(self):
         device, end = self, self.free
 
-        class Marker:
+        class Fence:
             def block_until_ready(self):
                 device.now = max(device.now, end)
 
-        return Marker()
+        return Fence()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_s
     for _ in range(200):
         device.dispatch(seconds)
         assert len(device.in_flight()) <= max_steps
-        steps.dispatched(device.marker)
+        steps.dispatched(device.fence)
     assert device.idle == 0
 
 
@@ -59,7 +59,7 @@ def test_the_pace_adapts_to_longer_steps(monkeypatch):
     steps = trainer.Pace()
     for number in range(200):
         device.dispatch(0.01 if number < 100 else 2.0)
-        steps.dispatched(device.marker)
+        steps.dispatched(device.fence)
     assert len(device.in_flight()) <= 2
 
 
@@ -73,11 +73,11 @@ def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
     in_flight = []
     counts = {"update": [], "evaluation": []}
 
-    def counted(step, kind, marker):
+    def counted(step, kind, fence):
         def call(*arguments):
             result = step(*arguments)
             in_flight[:] = [array for array in in_flight if not array.is_ready()]
-            in_flight.append(marker(result))
+            in_flight.append(fence(result))
             counts[kind].append(len(in_flight))
             return result
 

@@ -24,7 +24,7 @@ ACTIONS = 4
 
 
 class Contexts:
-    """Rows of numbers; the best action is the place of the largest one."""
+    """Rows of numbers; the best action is the index of the largest one."""
 
     def __len__(self):
         return 64

@@ -77,7 +77,7 @@ def hold(task, params, system: str | None, settings: dict) -> None:
         """Returns the reply to a message, and adds both to the history."""
         messages = [*history, user_message(text)]
         completion = task.reply(params, messages, watch=watch, **settings).text
-        # Only now, so that a message that could not be answered is not in the history.
+        # Only now, so that a message without a reply is not in the history.
         history[:] = messages
         if completion.strip():
             history.append({"role": "assistant", "content": completion})

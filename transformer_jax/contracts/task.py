@@ -86,8 +86,8 @@ class TrainRows(Protocol):
     def size(self, step: int) -> int:
         """Returns the number of rows of update `step`."""
 
-    def batch(self, step: int, places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns the rows at the indices `places` within the batch of update `step`.
+    def batch(self, step: int, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the rows at `indices` within the batch of update `step`.
 
         A host asks only for the rows that its own devices read.
         """
@@ -97,8 +97,8 @@ class EvalRows(Protocol):
     def num_batches(self, batch: int) -> int:
         """Returns the number of batches of `batch` rows."""
 
-    def batch(self, step: int, places: Sequence[int], batch: int) -> dict[str, np.ndarray]:
-        """Returns the rows at the indices `places` within batch number `step` of `batch` rows.
+    def batch(self, step: int, indices: Sequence[int], batch: int) -> dict[str, np.ndarray]:
+        """Returns the rows at `indices` within batch number `step` of `batch` rows.
 
         Indices beyond the last row give rows of weight 0, so that all batches have one shape and
         the evaluation compiles once.

@@ -46,8 +46,8 @@ def as_texts(texts: Iterable[str]) -> Iterable[str]:
 
 _RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
 _MAX_NUMBERS = 20  # in a warning, which should fit on a screen
-# `sentences.split` needs a space after the mark that ends a sentence, which scripts with these
-# marks do not have.
+# `sentences.split` needs a space after the punctuation that ends a sentence, which scripts with
+# these characters do not have.
 _SENTENCE_END = re.compile(r"(?<=[。！？｡])")
 
 Encode = Callable[[list[str]], list[list[int]]]

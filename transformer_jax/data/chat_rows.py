@@ -53,7 +53,7 @@ class PackedChats:
         row = {
             "tokens": tokens[read],
             "labels": tokens[read + 1],
-            "weights": self.tokenizer.is_answer(tokens)[read + 1],
+            "weights": self.tokenizer.is_completion(tokens)[read + 1],
             "positions": np.arange(len(read)) - np.repeat(first, lengths),
             "segment_ids": segments,
         }
@@ -152,17 +152,17 @@ class _Packing:
 
     def _fitting(self, rendered, counts: dict[str, int]) -> Iterator[list[int]]:
         """Yields the ids of conversations followed by `eos_id`, and updates the counts."""
-        for ids, is_answer in rendered:
+        for ids, is_completion in rendered:
             # L inputs and their L labels are L + 1 tokens.
             fits = slice(self.length + 1)
-            answers = int(is_answer[fits].sum())
+            num_tokens = int(is_completion[fits].sum())
             # Without a token of the assistant, all weights would be 0.
-            if not answers:
+            if not num_tokens:
                 counts["unanswered"] += 1
                 continue
             counts["cut"] += len(ids) > self.length + 1
             counts["labels"] += len(ids[fits]) - 1
-            counts["answers"] += answers
+            counts["answers"] += num_tokens
             yield [*ids[fits], self.tokenizer.eos_id]
 
 
@@ -178,7 +178,7 @@ class _Whole:
         if not counts["conversations"]:
             raise UserError(
                 f"config.data.{self.split}_files: no conversation is left after dropping "
-                f"{counts['unanswered']} without an answer in their first "
+                f"{counts['unanswered']} without a reply in their first "
                 f"config.task.length={self.length} tokens"
             )
         return counts
@@ -188,13 +188,13 @@ def _summary(meta: dict, length: int) -> str:
     num_rows, positions = meta["rows"], meta["rows"] * length
     summary = (
         f"{meta['conversations']:,} conversations in {num_rows:,} rows, "
-        f"{meta['answers'] / positions:.1%} of the positions are answers, "
+        f"{meta['answers'] / positions:.1%} of the positions are completions, "
         f"{1 - meta['labels'] / positions:.1%} are padding"
     )
     if meta["cut"]:
         summary += f", cut {meta['cut']:,} at the end"
     if meta["unanswered"]:
-        summary += f", dropped {meta['unanswered']:,} whose answers lie beyond a row"
+        summary += f", dropped {meta['unanswered']:,} whose replies lie beyond a row"
     return summary
 
 
@@ -301,7 +301,7 @@ def fitted(example: Example, room: int) -> Example:
     comparable.
     """
     longest = max(map(len, example.completions))
-    # The start of the prompt goes first, because its end is what the completions answer.
+    # The start of the prompt goes first, because its end is what the completions continue.
     prompt = example.prompt[-max(room - longest, room // 2) :]
     left = room - len(prompt)
     return example._replace(prompt=prompt, completions=[ids[:left] for ids in example.completions])

@@ -83,7 +83,7 @@ def loaded(image: "Image", where: str) -> "Image":
         image.load()
     except Exception as error:  # each of Pillow's formats raises its own exceptions
         raise UserError(f"{where}: the image is damaged ({error})") from None
-    # `converted` scales by the smallest and the largest value, between which NaN has no place.
+    # `converted` scales by the smallest and the largest value, which must not be NaN.
     if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
         raise UserError(f"{where}: the image is damaged (it has values that are not finite)")
     return image

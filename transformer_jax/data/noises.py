@@ -339,7 +339,7 @@ def _divided(number: int, parts: int, random: np.random.Generator) -> np.ndarray
 def _with_sentinels(
     tokens: np.ndarray, replaced: np.ndarray, starts: np.ndarray, ids: np.ndarray
 ) -> np.ndarray:
-    """Returns the tokens with a sentinel in place of each span of replaced ones."""
+    """Returns the tokens with a sentinel instead of each span of replaced ones."""
     tokens = tokens.copy()
     tokens[starts] = ids
     is_kept = ~replaced
@@ -438,7 +438,7 @@ class Piece(NamedTuple):
     """A piece and its index in the text, which is None for a mask or a sentinel."""
 
     text: str
-    place: int | None
+    position: int | None
 
 
 def noised_pieces(

@@ -4,8 +4,8 @@ import itertools
 import re
 from typing import Literal
 
-_END_MARKS = ".!?…"
-# The marks that may stand between the end of a sentence and the next space.
+_ENDS = ".!?…"
+# The characters that may stand between the end of a sentence and the next space.
 _CLOSING = "\"'”’»)]"
 _OPENING = "\"'“‘«`"
 _ABBREVIATION = re.compile(
@@ -64,9 +64,9 @@ def _sentences(words: list[str]) -> list[str]:
     starts = [0]
     for i, (word, next_word) in enumerate(itertools.pairwise(words)):
         unclosed = word.rstrip(_CLOSING)
-        stem = unclosed.rstrip(_END_MARKS)
+        stem = unclosed.rstrip(_ENDS)
         next_character = next_word.lstrip("([*¿¡")[:1]
-        # A mark inside the text of a sentence, as in "Yahoo! is", is followed by a lower-case word.
+        # Punctuation inside a sentence, as in "Yahoo! is", is followed by a lower-case word.
         if stem == unclosed or not _may_start(next_character):
             continue
         is_first = starts[-1] == i

@@ -333,9 +333,8 @@ class MaskedRows:
 
     A crop has `samples` samples, unless the utterance is shorter. `windows` are the (width, stride)
     of the convolutions that produce the frames. The arrays of a row are sound (S,) float32, length
-    () in samples, masked (L,), places (P,), which are the positions of the masked frames, weights
-    (P,), and distractors (P, K), which are indices into places. With `normalize`, each utterance is
-    `normalised`.
+    () in samples, masked (L,), masked_positions (P,), weights (P,), and distractors (P, K), which
+    are indices into masked_positions. With `normalize`, each utterance is `normalised`.
     """
 
     def __init__(
@@ -370,15 +369,15 @@ class MaskedRows:
         frames = num_windows(self._samples, self._windows)
         # From the length of the utterance, so that no frame of padding is masked.
         masked = self._masking.drawn(rng, num_windows(len(sound), self._windows))
-        places = np.flatnonzero(masked)
+        masked_positions = np.flatnonzero(masked)
         # A single masked frame has no distractors, so it gets no weight in the loss.
-        weights = np.ones(len(places)) * (len(places) > 1)
-        others = distractors(rng, len(places), self._num_distractors)
+        weights = np.ones(len(masked_positions)) * (len(masked_positions) > 1)
+        others = distractors(rng, len(masked_positions), self._num_distractors)
         most = self._masking.most(frames)
         return {
             **_sound(sound, self._samples),
             "masked": padded(masked, frames),
-            "places": padded(places, most),
+            "masked_positions": padded(masked_positions, most),
             "weights": padded(weights, most),
             "distractors": padded(others, most),
         }

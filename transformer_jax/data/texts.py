@@ -20,7 +20,7 @@ from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
 from transformer_jax.data.sources.tables import EntailedPairs
 from transformer_jax.data.sources.text_files import (
-    Place,
+    Location,
     Span,
     from_json,
     matching_files,
@@ -40,7 +40,7 @@ from transformer_jax.pictures.progress import say
 
 
 @dataclasses.dataclass(frozen=True)
-class Marked:
+class JoinedPairs:
     """Pairs as documents "SOURCE MARKER TARGET" for a causal language model.
 
     The model learns to continue the source with the target, as in "I am a student <to-fr> je suis
@@ -55,8 +55,8 @@ class Marked:
     def fingerprint(self) -> dict:
         return {"pairs": self.pairs.fingerprint(), "marker": self.marker}
 
-    def parts(self) -> list["Marked"]:
-        return [Marked(part, self.marker) for part in self.pairs.parts()]
+    def parts(self) -> list["JoinedPairs"]:
+        return [JoinedPairs(part, self.marker) for part in self.pairs.parts()]
 
     def __iter__(self) -> Iterator[str]:
         return (f"{source} {self.marker} {target}" for source, target in self.pairs)
@@ -132,12 +132,12 @@ class TextSpans:
             # Skipped after counting, so that `index` still is the number of the line in the file.
             if not _has_text(line):
                 continue
-            place = Place(span, index)
-            value = from_json(line, place)
+            location = Location(span, index)
+            value = from_json(line, location)
             text = value.get(self.field) if isinstance(value, dict) else None
             if not isinstance(text, str):
                 raise UserError(
-                    f"{place}: not a JSON object with a text under {self.field!r} "
+                    f"{location}: not a JSON object with a text under {self.field!r} "
                     "(config.data.text_field)"
                 )
             if text:
@@ -186,7 +186,7 @@ class Concatenation:
         return itertools.chain.from_iterable(self.texts)
 
 
-Documents = TextFiles | TfdsText | PythonSources | Marked
+Documents = TextFiles | TfdsText | PythonSources | JoinedPairs
 
 
 def open_documents(data, split: str) -> Documents | None:
@@ -201,7 +201,7 @@ def open_documents(data, split: str) -> Documents | None:
     if split != "train" and data[files_key]:
         return open_text_files(data, f"config.data.{files_key}", data[files_key])
     if data.marker:
-        return _marked_pairs(data, split)
+        return _joined_pairs(data, split)
     _check_one_source(data, split)
     if data.corpus:
         if data.corpus not in _CORPORA:
@@ -227,7 +227,7 @@ def _check_no_pairs(data, split: str) -> None:
         )
 
 
-def _marked_pairs(data, split: str) -> Marked | None:
+def _joined_pairs(data, split: str) -> JoinedPairs | None:
     """Returns the sentence pairs of a split as documents with a marker, or None."""
     if data.train_files or data.mixture:
         raise UserError(
@@ -235,7 +235,7 @@ def _marked_pairs(data, split: str) -> Marked | None:
             "and train_target, not train_files or mixture"
         )
     sentence_pairs = pairs.open_pairs(data, split)
-    return sentence_pairs and Marked(sentence_pairs, data.marker)
+    return sentence_pairs and JoinedPairs(sentence_pairs, data.marker)
 
 
 def _check_one_source(data, split: str) -> None:

@@ -502,9 +502,9 @@ def compiled(program, *arguments):
 def run(program, *arguments):
     """Returns program(*arguments), where `program` is a jitted function that uses a model.
 
-    All processes must call it for the same programs in the same order. Between two programs is the
-    only place where such a use may stop: anywhere else, the other processes would be left waiting
-    in a collective.
+    All processes must call it for the same programs in the same order. A use may stop
+    only between two programs: within one, the other processes would be left waiting in a
+    collective.
     """
     if _process.count > 1:
         if _process.between:

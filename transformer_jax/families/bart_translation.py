@@ -78,7 +78,7 @@ class BARTTranslation(BART):
         x = self.source_embed(source) + self._at(self.source_position_embed, source, positions)
         x = self.embed_dropout(self.source_embed_norm(x), train=train)
         x = self.source_encoder(x, mask=mask, train=train)
-        # The output of the new encoder takes the place of BART's token embeddings. BART's own
+        # The output of the new encoder replaces BART's token embeddings. BART's own
         # layers follow unchanged, including its positions and its norm.
         x = x + self._at(self.position_embed, source, positions)
         x = self.embed_dropout(self.embed_norm(x), train=train)

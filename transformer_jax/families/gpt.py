@@ -325,9 +325,9 @@ class Classifier(LanguageModel):
         return super().other_keys(config, tokenizer) | family.write_keys(config.task) | special
 
     def tokenizer_files(self, task):
-        start, separator, end = task.marks
+        start, separator, end = task.special_tokens
         special = (*start, *separator, *end)
-        return task.tokenizer.hf_files() | task.tokenizer.hf_marked(special)
+        return task.tokenizer.hf_files() | task.tokenizer.hf_with_delimiters(special)
 
 
 ARCHITECTURES = [

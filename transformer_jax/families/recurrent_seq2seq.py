@@ -28,7 +28,7 @@ from transformer_jax.layers.masks import at, bounds
 from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
 from transformer_jax.layers.recurrent_decoder import (
     Attend,
-    Place,
+    AttentionOrder,
     RecurrentEncoder,
     RecurrentLayers,
     Score,
@@ -70,7 +70,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     # the backward direction, or the mean output of a Transformer
     bridge: Literal["copy", "project"] = "copy"
     # none; before the cells, with the previous state as query; or after them, with their output
-    attention: Place = "after"
+    attention: AttentionOrder = "after"
     # score of a source position; content has a learned key strength
     score: Score = "general"
     # source positions that attention sees: all, those near the target position (monotonic), or

@@ -28,7 +28,7 @@ from transformer_jax.data.rows import Row
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.finetuning import predictions
-from transformer_jax.finetuning.encoder import Encoder, Marks
+from transformer_jax.finetuning.encoder import Encoder, SpecialTokens
 from transformer_jax.finetuning.predictions import (
     Prediction,
     Reader,
@@ -54,7 +54,7 @@ class Definition(abc.ABC):
       summarises: whether the head reads one vector per row instead of one per token.
       source_only: whether only the encoder of an encoder-decoder is used.
       two_texts: whether a row holds two texts.
-      marks_texts: whether a causal model's rows have special tokens around the texts.
+      adds_special_tokens: whether a causal model's rows have special tokens around the texts.
       rows_of_example: the number of rows of an example.
       empty_details: the details of a prediction for an empty line.
       long_lines: the ways to treat a line that is too long, the default first.
@@ -66,7 +66,7 @@ class Definition(abc.ABC):
     summarises = True
     source_only = False
     two_texts = False
-    marks_texts = True
+    adds_special_tokens = True
     rows_of_example = 1
     empty_details = {}
     long_lines = ("truncate", "skip", "refuse")
@@ -86,7 +86,7 @@ class Definition(abc.ABC):
         A run with a head has them already.
         """
         kind = named_class("model", config.model.name).kind
-        needs_tokens = kind == "causal" and cls.marks_texts and not earlier.has_head
+        needs_tokens = kind == "causal" and cls.adds_special_tokens and not earlier.has_head
         return _NUM_CAUSAL_TOKENS if needs_tokens else 0
 
     @abc.abstractmethod
@@ -242,7 +242,9 @@ class FineTuning(Definition, Task):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.encoder = Encoder(self.model, self.source_only, self.num_global, self.marks_texts)
+        self.encoder = Encoder(
+            self.model, self.source_only, self.num_global, self.adds_special_tokens
+        )
         _check(self)
         self.lengths = predictions.lengths_on_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
@@ -271,9 +273,9 @@ class FineTuning(Definition, Task):
         return self.model.reader(tokenizer)
 
     @cached_property
-    def marks(self) -> Marks:
+    def special_tokens(self) -> SpecialTokens:
         """The special tokens around the texts of a row."""
-        return self.encoder.marks(self.tokenizer)
+        return self.encoder.special_tokens(self.tokenizer)
 
     def _examples(self, split: str) -> list | None:
         """Returns the examples of a split, encoded once; None if the run has no such split."""

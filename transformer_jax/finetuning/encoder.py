@@ -19,7 +19,7 @@ from transformer_jax.pictures.attention_maps import Attended, Side, between
 # --------------------------------------------- the special tokens of a row of one text or two texts
 
 
-class Marks(NamedTuple):
+class SpecialTokens(NamedTuple):
     """Special token ids before the first text, between two texts, and after the last text."""
 
     begin: tuple[int, ...]
@@ -64,8 +64,8 @@ class Encoder:
 
     For a Causal model, a row is start A delimiter B extract, and the summary is the hidden state of
     extract, the only token that has read the whole row. These three tokens are the last ids of the
-    vocabulary, which grows by them. Without `marks_texts`, a row is A B, and the summary is the
-    hidden state of its last token.
+    vocabulary, which grows by them. Without `adds_special_tokens`, a row is A B, and the summary is
+    the hidden state of its last token.
 
     For a SequenceToSequence model, a row is <s> A </s></s> B </s>. The encoder and the decoder read
     the same row, the decoder shifted by the tokenizer's `start_id`. The hidden states are the
@@ -78,7 +78,7 @@ class Encoder:
     model: Any  # the Linen module
     source_only: bool = False
     num_global: int = 0
-    marks_texts: bool = True
+    adds_special_tokens: bool = True
 
     @property
     def bidirectional(self) -> bool:
@@ -128,36 +128,36 @@ class Encoder:
         """
         return Head(features, dropout, self.bidirectional, pools=self._decodes)
 
-    def marks(self, tokenizer) -> Marks:
+    def special_tokens(self, tokenizer) -> SpecialTokens:
         """Returns the special tokens of a row.
 
         Raises UserError if the tokenizer lacks them, or if the vocabulary has no room for them.
         """
         if self.model.kind == "causal":
-            if not self.marks_texts:
-                return Marks((), (), ())
+            if not self.adds_special_tokens:
+                return SpecialTokens((), (), ())
             if tokenizer.vocab_size > self.model.vocab_size - 3:
                 raise UserError(
                     f"config.model.vocab_size={self.model.vocab_size}: must be at least "
                     f"{tokenizer.vocab_size + 3}, the {tokenizer.vocab_size} tokens of the "
                     "tokenizer and start, delimiter and extract"
                 )
-            return Marks(*((self.model.vocab_size - offset,) for offset in (3, 2, 1)))
+            return SpecialTokens(*((self.model.vocab_size - offset,) for offset in (3, 2, 1)))
         begin, end = batching.text_frame(self.model, tokenizer)
         # As many separators as in pre-training: BERT has one [SEP], RoBERTa and BART have two </s>.
-        return Marks(begin, end[:1] * tokenizer.pair_separators, end)
+        return SpecialTokens(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
     ) -> Row:
         """Returns the arrays of a row, with the shapes of `shapes`. The texts must fit."""
-        marks = self.marks(tokenizer)
-        ids = marks.around(first, second)
+        special = self.special_tokens(tokenizer)
+        ids = special.around(first, second)
         if self._decodes:
             # The decoder reads the same row shifted by one, as in BART's pre-training.
             other = [tokenizer.start_id, *ids[:-1]]
         else:
-            is_second = np.arange(len(ids)) >= marks.second(first)
+            is_second = np.arange(len(ids)) >= special.second(first)
             other = (is_second & (second is not None)).astype(np.int32)
             if self.model.cls_last:
                 other[-1] = 2  # XLNet's segment id of [CLS], which belongs to neither text
@@ -165,7 +165,7 @@ class Encoder:
         row = {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
         if self._has_global:
             positions = np.arange(self.num_global, dtype=np.int32)
-            is_global = positions < len(marks.begin) + len(first)
+            is_global = positions < len(special.begin) + len(first)
             # Padded with -1, because a text may have fewer tokens than there are global positions.
             row["global_positions"] = np.where(is_global, positions, np.int32(-1))
         return row
@@ -224,7 +224,7 @@ class Encoder:
         `config.model.max_length`, and for a model without attention.
         """
         check_attends(self.model)
-        length = sum(map(len, texts)) + self.marks(tokenizer).count(len(texts))
+        length = sum(map(len, texts)) + self.special_tokens(tokenizer).count(len(texts))
         check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
         side = self._labels(tokenizer, texts, pieces)
@@ -236,10 +236,10 @@ class Encoder:
 
     def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
         """Returns the labels of the words, or the pieces, of a row of one text or two texts."""
-        names_of_marks = _CLS_LAST if self.model.cls_last else _NAMES[self.model.kind]
+        all_names = _CLS_LAST if self.model.cls_last else _NAMES[self.model.kind]
         begin, separator, end = (
             Side((names * len(ids))[: len(ids)], list(range(len(ids))))
-            for names, ids in zip(names_of_marks, self.marks(tokenizer))
+            for names, ids in zip(all_names, self.special_tokens(tokenizer))
         )
         side = begin + Side.of(tokenizer, texts[0], pieces)
         for ids in texts[1:]:

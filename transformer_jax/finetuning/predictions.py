@@ -117,9 +117,9 @@ class Batches:
         """Returns the bucket of the rows of update `step`."""
         return self.examples.bucket(self._numbers(step))
 
-    def batch(self, step: int, places: Sequence[int]) -> Row:
+    def batch(self, step: int, indices: Sequence[int]) -> Row:
         numbers = self._numbers(step)
-        chosen = [numbers[index] for index in places]
+        chosen = [numbers[index] for index in indices]
         # The bucket is that of the whole batch, so that all hosts compile the same shape.
         return self.examples.stack(chosen, self.examples.bucket(numbers))
 
@@ -236,7 +236,7 @@ class ZeroShot:
         self.multi_label = multi_label or len(labels) == 1
         self._task = task
         self._classes = _classes(task.names, self.multi_label)
-        self._max_tokens = task.length - task.marks.count(2)
+        self._max_tokens = task.length - task.special_tokens.count(2)
         texts = [template.replace("{}", label) for label in labels]
         self._hypotheses = task.tokenizer.encode(texts)
         for text, ids in zip(texts, self._hypotheses):

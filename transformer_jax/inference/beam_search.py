@@ -147,16 +147,17 @@ class BeamSearch:
         return _as_tuple(self.eos_id)
 
     def empty(
-        self, places: int, slots: int, state: State, before: Int[Array, "B P"] | None = None
+        self, num_rows: int, slots: int, state: State, before: Int[Array, "B P"] | None = None
     ) -> Search:
-        """Returns a search whose `places` rows are all free.
+        """Returns a search whose `num_rows` rows are all free.
 
         `state`, and the tokens `before` an output (B, P), may have any finite content.
         """
         none = Beams(
-            jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER)
+            jnp.zeros((num_rows, self.beam, slots), jnp.int32),
+            jnp.full((num_rows, self.beam), NEVER),
         )
-        zeros = jnp.zeros(places, jnp.int32)
+        zeros = jnp.zeros(num_rows, jnp.int32)
         before = before if self.constraints.read_text else None
         return Search(zeros, zeros, open=none, ended=none, state=state, before=before)
 
@@ -189,10 +190,10 @@ class BeamSearch:
         search: Search,
         new_inputs: Search,
         *,
-        places: Int[Array, " N"],
+        indices: Int[Array, " N"],
         rows: Int[Array, " N"],
     ) -> Search:
-        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `places`.
+        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `indices`.
 
         A repeated pair of the two has no further effect.
         """
@@ -201,9 +202,9 @@ class BeamSearch:
             open=new_inputs.open._replace(ids=_lengthened(new_inputs.open.ids, missing)),
             ended=new_inputs.ended._replace(ids=_lengthened(new_inputs.ended.ids, missing)),
         )
-        state = search.state.admit(new_inputs.state, places=places, rows=rows)
+        state = search.state.admit(new_inputs.state, indices=indices, rows=rows)
         moved = jax.tree.map(
-            lambda old, new: old.at[places].set(new[rows]),
+            lambda old, new: old.at[indices].set(new[rows]),
             search._replace(state=None),
             new_inputs._replace(state=None),
         )

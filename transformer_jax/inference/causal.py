@@ -262,12 +262,12 @@ class CausalUse:
     ) -> tuple[Callable, Callable]:
         """Returns two functions: one encodes a prompt, the other replies to encoded prompts."""
         tokenizer = self.chat_tokenizer
-        limit = room_of_answer(self.model) if max_tokens is None else max_tokens
+        limit = _default_max_tokens(self.model) if max_tokens is None else max_tokens
         how = sampling_from(how, sampling)
         # A window that slides would lose the system message and start in the middle of a turn.
         request = Request(limit, how, _strings(stop), seed, watch, "refuse")
         encode = partial(prompt, tokenizer, self.model, limit)
-        generator = self._generator(params, tokenizer.answering)
+        generator = self._generator(params, tokenizer.for_replies)
         return encode, partial(generator, params, request=request)
 
     @property
@@ -358,7 +358,7 @@ def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def room_of_answer(model: Any) -> int:
+def _default_max_tokens(model: Any) -> int:
     """Returns the default for the maximum length of a reply: a quarter of the window."""
     # A recurrent model has no maximum length of which to take a quarter.
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)

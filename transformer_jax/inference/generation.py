@@ -66,8 +66,8 @@ class Sampling:
     ) -> Int[Array, " B"]:
         """Returns the next token of each row, (B,) int32.
 
-        `seen` marks the vocabulary entries that already occur in each row's text; it may be None
-        unless there is a repetition penalty. `keys` holds one random key for each row.
+        `seen` is true for the vocabulary entries that already occur in each row's text; it may be
+        None unless there is a repetition penalty. `keys` holds one random key for each row.
         """
         # In bfloat16, cumulated probabilities would lose the tail of the distribution.
         logits = logits.astype(jnp.float32)

@@ -34,11 +34,11 @@ def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
     """
     placement = Placement.of(params, config.mesh).decoding()
     search = BeamSearch.of(config.decode, _TOKEN)
-    places = placement.rows(config.decode.batch)
-    stream = Stream(model, search, places, _TOKEN, placement)
+    num_rows = placement.rows(config.decode.batch)
+    stream = Stream(model, search, num_rows, _TOKEN, placement)
     prepared = _for_decoding(model, params)
     source = _int32(3, *stream.packed_shape(length))
-    inputs = (prepared, source, _int32(places, length), _int32(places))
+    inputs = (prepared, source, _int32(num_rows, length), _int32(num_rows))
     read = _split(jax.eval_shape(lambda *x: Stream.begin(stream, *x), *inputs), placement)
     slots = stream.slots(length, most_tokens(config.decode, length))
     empty = jax.eval_shape(lambda p: Stream.empty(stream, p, length, slots), prepared)
@@ -85,11 +85,11 @@ def _for_decoding(model, params):
 def _split(shapes, placement: Placement):
     """Returns the shapes with the shardings of `layers.decoding.split`."""
 
-    def place(shape, axes):
+    def with_sharding(shape, axes):
         spec = sharding.spec(axes, dict(placement.rules))
         return _placed(shape, NamedSharding(placement.mesh, spec))
 
-    return jax.tree.map(place, shapes, logical_axes(shapes))
+    return jax.tree.map(with_sharding, shapes, logical_axes(shapes))
 
 
 def _placed(shape, placed) -> jax.ShapeDtypeStruct:

@@ -53,7 +53,7 @@ class Neighbours:
     @property
     def chance(self) -> Float[np.ndarray, " N"]:
         """The share of all neighbors of each occurrence that have the same sense (chance level)."""
-        # -inf marks occurrences in one text, and it does so in all layers.
+        # -inf stands for occurrences in one text, and it does so in all layers.
         is_neighbor = np.isfinite(self.cosines[0])
         same = np.equal.outer(self.senses, self.senses) & is_neighbor
         return same.sum(axis=1) / is_neighbor.sum(axis=1)

@@ -34,15 +34,15 @@ _EXTRA_SLOTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Searches with a SequenceToSequence model, `places` inputs at a time.
+    """Searches with a SequenceToSequence model, `num_rows` inputs at a time.
 
-    The search batch has `places` rows, which are split over the devices. Parameters are in the form
-    of the model's `for_decoding`.
+    The search batch has `num_rows` rows, which are split over the devices. Parameters are in the
+    form of the model's `for_decoding`.
     """
 
     model: Any  # the Linen module
     search: BeamSearch
-    places: int
+    num_rows: int
     start_id: int  # the token that the decoder reads first
     placement: Placement  # of a decoder
 
@@ -63,14 +63,14 @@ class Stream:
     @property
     def num_admitted(self) -> int:
         """The number of inputs that are admitted in one call."""
-        return -(-self.places // _ROWS_PER_FREE)
+        return -(-self.num_rows // _ROWS_PER_FREE)
 
     def packed_shape(self, length: int) -> tuple[int, int]:
         """Returns the shape (rows, tokens of a row) of packed sources of up to `length` tokens.
 
         One source for each row of the search fits if sources have 7/8 of `length` on average.
         """
-        room = self.places * length * 7 // 8
+        room = self.num_rows * length * 7 // 8
         width = max(length, min(_ROW_LENGTH, room))
         return self.placement.rows(max(1, room // width)), width
 
@@ -121,29 +121,29 @@ class Stream:
         # The state's arrays depend on the model, so their shapes are taken from a first call that
         # is traced, but not computed.
         source = spec(3, *self.packed_shape(length))
-        where, limits = spec(self.places, length), spec(self.places)
+        where, limits = spec(self.num_rows, length), spec(self.num_rows)
         shapes = jax.eval_shape(full, params, source, where, limits)
         blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         with self.placement.use():
-            return split(self.search.empty(self.places, slots, blank.state, blank.before))
+            return split(self.search.empty(self.num_rows, slots, blank.state, blank.before))
 
     # `search` is donated, so that its KV cache exists only once.
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
-        self, search: Search, places: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
+        self, search: Search, indices: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
     ) -> Search:
-        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `places`.
+        """Returns `search` with the inputs in `rows` of `new_inputs` put into its rows `indices`.
 
         The buffers of `search` are donated.
         """
         with self.placement.use():
-            return split(self.search.admit(search, new_inputs, places=places, rows=rows))
+            return split(self.search.admit(search, new_inputs, indices=indices, rows=rows))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, search: Search, free: Int[Array, ""]) -> tuple[Search, tuple]:
         """Continues until `free` rows are free, or until an output needs more slots.
 
-        Returns the search and a report: (which rows are running (places,), the lengths of their
+        Returns the search and a report: (which rows are running (num_rows,), the lengths of their
         hypotheses, the best hypotheses of all rows). The buffers of `search` are donated.
         """
 
@@ -194,7 +194,7 @@ class _Queue:
         self.inputs, self.limits = inputs, limits
         self.queue = deque(range(len(inputs)))
         self.waiting = deque()
-        self.in_row = np.full(stream.places, -1)
+        self.in_row = np.full(stream.num_rows, -1)
         self.longest = 0
         self.search = None
         self.length = 0
@@ -223,7 +223,7 @@ class _Queue:
         self._fit()
         # Without further inputs, a free row is of no use, so the search runs to its end.
         has_more = self.waiting or self.queue
-        free = self.stream.num_admitted if has_more else self.stream.places
+        free = self.stream.num_admitted if has_more else self.stream.num_rows
         arguments = (self.params, self.search, np.int32(free))
         self.search, report = hosts.run(Stream.advance, self.stream, *arguments)
         self.running, lengths, self.best = jax.device_get(report)
@@ -240,12 +240,12 @@ class _Queue:
         """Encodes the next inputs of the queue, as many as fit in the packed rows."""
         # Those that do not fit after all stay in the queue, because how many do depends on their
         # lengths.
-        numbers = list(itertools.islice(self.queue, self.stream.places))
+        numbers = list(itertools.islice(self.queue, self.stream.num_rows))
         length = self._length(numbers)
         rows, width = self.stream.packed_shape(length)
         source = np.zeros((3, rows * width), np.int32)
-        where = np.full((self.stream.places, length), rows * width, np.int32)
-        limits = np.zeros(self.stream.places, np.int32)
+        where = np.full((self.stream.num_rows, length), rows * width, np.int32)
+        limits = np.zeros(self.stream.num_rows, np.int32)
         end = 0
         for row, number in enumerate(numbers):
             ids = self.inputs[number]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Renamed, UserError, renamed_in
 from transformer_jax.data import arguments
 from transformer_jax.data.arguments import LongLines
 from transformer_jax.data.tokenizers import Tokenizer
@@ -93,8 +93,8 @@ class Translator:
         )
         search = BeamSearch.of(self.decode, self._ends, n_best, **constraints)
         placement = Placement.of(params, self.mesh).decoding()
-        places = placement.rows(self.decode.batch)
-        return Stream(self.model, search, places, target.start_id, placement)
+        num_rows = placement.rows(self.decode.batch)
+        return Stream(self.model, search, num_rows, target.start_id, placement)
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(params, n_best)
@@ -280,7 +280,7 @@ class SequenceToSequenceUse(StatesUse):
 # --------------------------------------- scoring outputs against references, and comparing two runs
 
 
-class Answers(NamedTuple):
+class SplitOutputs(NamedTuple):
     """The sources and references of a data set, and a run's outputs."""
 
     sources: list[str]
@@ -288,7 +288,7 @@ class Answers(NamedTuple):
     outputs: list[str]
 
 
-class Answering(abc.ABC):
+class ScoredOutputs(abc.ABC):
     """A task whose outputs are scored text by text, so that two runs can be compared in pairs."""
 
     @property
@@ -297,8 +297,10 @@ class Answering(abc.ABC):
         """The measures by which outputs are scored."""
 
     @abc.abstractmethod
-    def answers(self, params, split: str) -> Answers:
+    def split_outputs(self, params, split: str) -> SplitOutputs:
         """Returns the outputs for a split. Raises UserError if the run has no such split."""
+
+    answers = Renamed("answers", "split_outputs")
 
     def scored(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Returns the scores of the outputs by all measures."""
@@ -317,14 +319,16 @@ class Answering(abc.ABC):
         return intervals
 
 
-def comparison(measures: Sequence[Measure], answers: Answers, others: Answers) -> dict[str, dict]:
+def comparison(
+    measures: Sequence[Measure], own: SplitOutputs, others: SplitOutputs
+) -> dict[str, dict]:
     """Compares each score of two runs by the paired bootstrap; see `predictions.comparison`.
 
     Raises UserError if the sources or the references of the two runs differ.
     """
     for noun, first, second in (
-        ("sources", answers.sources, others.sources),
-        ("references", answers.references, others.references),
+        ("sources", own.sources, others.sources),
+        ("references", own.references, others.references),
     ):
         if first != second:
             raise UserError(
@@ -334,7 +338,10 @@ def comparison(measures: Sequence[Measure], answers: Answers, others: Answers) -
     compared = {}
     for measure in measures:
         first, second = (
-            measure.statistics(each.outputs, each.references) for each in (answers, others)
+            measure.statistics(each.outputs, each.references) for each in (own, others)
         )
         compared |= predictions.comparison(measure, first, second)
     return compared
+
+
+__getattr__ = renamed_in(__name__, {"Answers": "SplitOutputs", "Answering": "ScoredOutputs"})

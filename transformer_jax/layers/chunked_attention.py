@@ -19,7 +19,7 @@ HIDDEN = -1e9
 
 
 @struct.dataclass
-class Places:
+class Positions:
     """The positions of queries or keys (B, H or 1, ..., N), on which their visibility depends."""
 
     slots: Int[Array, "*B N"]  # positions in the row
@@ -27,7 +27,7 @@ class Places:
     groups: Int[Array, "*B N"] | None = None  # buckets, numbered differently in each round
     ranks: Int[Array, "*B N"] | None = None  # positions in the order of the chunks
 
-    def sees(self, keys: "Places") -> Bool[Array, "*B Q K"]:
+    def sees(self, keys: "Positions") -> Bool[Array, "*B Q K"]:
         """Returns whether these queries see keys, by slots and by segments."""
         is_before = pairs(jnp.greater_equal, self.slots, keys.slots)
         is_own = pairs(jnp.equal, self.segments, keys.segments)
@@ -45,7 +45,7 @@ def pairs(
 
 def attend(
     arrays: tuple[Float[Array, "B H N D"], Float[Array, "B H N D"], Float[Array, "B H N D"]],
-    places: Places,
+    positions: Positions,
     masked: Callable,
     *,
     size: int,
@@ -54,28 +54,28 @@ def attend(
     """Attends within chunks; returns the outputs, and the logarithms of the sums of exp(score).
 
     `arrays` are queries, keys and values. A chunk has `size` positions, of which N is a multiple.
-    The chunk before the first one is the last one. `masked(scores, query_places, key_places)`
+    The chunk before the first one is the last one. `masked(scores, query_positions, key_positions)`
     applies the mask to the scores (..., Q, K). The logarithms of the sums serve to merge several
     outputs of a query.
     """
     length = arrays[0].shape[2]
     queries, keys, values = (_chunks(x, size, axis=2) for x in arrays)  # (B, H, C, S, D)
-    query_places = jax.tree.map(partial(_chunks, size=size, axis=-1), places)
-    key_places = query_places
+    query_positions = jax.tree.map(partial(_chunks, size=size, axis=-1), positions)
+    key_positions = query_positions
     # A single chunk is also its own previous chunk, so that its keys would count twice.
     if length > size:
         keys, values = _with_last(keys, axis=3), _with_last(values, axis=3)
-        key_places = jax.tree.map(partial(_with_last, axis=-1), query_places)
+        key_positions = jax.tree.map(partial(_with_last, axis=-1), query_positions)
     scores = jnp.einsum("bhcqd,bhckd->bhcqk", queries, keys, preferred_element_type=jnp.float32)
-    scores = masked(scores, query_places, key_places)
+    scores = masked(scores, query_positions, key_positions)
     # The weights are not computed as exp(score - sum), because for a query that sees no key the
     # sum is about HIDDEN, where float32 has no digits left for the differences.
     weights = jax.nn.softmax(scores, axis=-1)
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
-        # Dropout depends on the slots of the row, because places in the chunks change with the
+        # Dropout depends on the slots of the row, because positions in the chunks change with the
         # sorting of LSH attention.
-        slots = query_places.slots[..., :, None], key_places.slots[..., None, :]
+        slots = query_positions.slots[..., :, None], key_positions.slots[..., None, :]
         weights = dropout.drop(weights, *slots)
     y = jnp.einsum("bhcqk,bhckd->bhcqd", weights.astype(values.dtype), values)
     return y.reshape(*y.shape[:2], length, -1), sums.reshape(*y.shape[:2], length)
@@ -144,12 +144,12 @@ class LocalAttention(Attention):
         size = min(self.chunk, length)
         arrays = (padded(x, -length % size).swapaxes(1, 2) for x in (q * self.head_dim**-0.5, k, v))
         segments = segments_of(mask, length, size)
-        places = Places(jnp.arange(segments.shape[2])[None, None], segments)
+        positions = Positions(jnp.arange(segments.shape[2])[None, None], segments)
 
         def masked(scores, queries, keys):
             return jnp.where(queries.sees(keys), scores, HIDDEN)
 
-        y, _ = attend(tuple(arrays), places, masked, size=size, dropout=dropout)
+        y, _ = attend(tuple(arrays), positions, masked, size=size, dropout=dropout)
         return y.swapaxes(1, 2)[:, :length]
 
     def _bias(self, slots: Int[Array, "#B Q"], num_slots: int) -> Float[Array, "#B 1 Q K"]:

@@ -24,8 +24,8 @@ class State(Protocol):
         `parents` (B, K) may have a different number of hypotheses than the state.
         """
 
-    def admit(self, new: "State", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "State":
-        """Returns the state with the inputs in `rows` (N,) of `new` at the indices `places` (N,).
+    def admit(self, new: "State", *, indices: Int[Array, " N"], rows: Int[Array, " N"]) -> "State":
+        """Returns the state with the inputs in `rows` (N,) of `new` at `indices` (N,).
 
         A pair of row and index may be repeated, which has no further effect.
         """
@@ -63,17 +63,17 @@ class Rows:
             lengths=jnp.take_along_axis(self.lengths, parents, axis=1),
         )
 
-    def admit(self, new: "Rows", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "Rows":
+    def admit(self, new: "Rows", *, indices: Int[Array, " N"], rows: Int[Array, " N"]) -> "Rows":
         batch, beams = self.lengths.shape
 
         def move(old, new):
             old = old.reshape(batch, beams, *old.shape[1:])
-            moved = old.at[places].set(new.reshape(-1, *old.shape[1:])[rows])
+            moved = old.at[indices].set(new.reshape(-1, *old.shape[1:])[rows])
             return moved.reshape(-1, *old.shape[2:])
 
         return self.replace(
             cache=jax.tree.map(move, self.cache, new.cache),
-            lengths=self.lengths.at[places].set(new.lengths[rows]),
+            lengths=self.lengths.at[indices].set(new.lengths[rows]),
         )
 
     def resized(self, slots: int, length: int) -> "Rows":
@@ -90,14 +90,14 @@ class SourceRows(Rows):
     source: dict[str, Array] = struct.field(kw_only=True)  # arrays (B, S, ...)
 
     def admit(
-        self, new: "SourceRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
+        self, new: "SourceRows", *, indices: Int[Array, " N"], rows: Int[Array, " N"]
     ) -> "SourceRows":
         # Cutting loses nothing, because an admitted source is never longer; only the padding of the
         # batch in which it was encoded may be.
         new = new.resized(0, self.source["segments"].shape[1])
 
-        source = jax.tree.map(lambda old, x: old.at[places].set(x[rows]), self.source, new.source)
-        return super().admit(new, places=places, rows=rows).replace(source=source)
+        source = jax.tree.map(lambda old, x: old.at[indices].set(x[rows]), self.source, new.source)
+        return super().admit(new, indices=indices, rows=rows).replace(source=source)
 
     def resized(self, slots: int, length: int) -> "SourceRows":
         return self.replace(source=jax.tree.map(lambda x: _cut(x, length), self.source))
@@ -111,9 +111,9 @@ class GrowingRows(Rows):
     """
 
     def admit(
-        self, new: "GrowingRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
+        self, new: "GrowingRows", *, indices: Int[Array, " N"], rows: Int[Array, " N"]
     ) -> "GrowingRows":
-        return super().admit(new._with_slots(self.slots), places=places, rows=rows)
+        return super().admit(new._with_slots(self.slots), indices=indices, rows=rows)
 
     def resized(self, slots: int, length: int) -> "GrowingRows":
         return self._with_slots(length + slots)
@@ -175,7 +175,7 @@ class Ring:
             ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1)
         )
 
-    def admit(self, new: "Ring", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "Ring":
+    def admit(self, new: "Ring", *, indices: Int[Array, " N"], rows: Int[Array, " N"]) -> "Ring":
         # The only slot of the new inputs is moved to the slot that was written last, so that all
         # inputs share the next one.
         slots = self.ancestors.shape[2]
@@ -188,13 +188,13 @@ class Ring:
         # long on a CPU.
         def put(n, stored):
             one = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, n, 1), taken)
-            return self._with_input(stored, one, places[n], slot)
+            return self._with_input(stored, one, indices[n], slot)
 
         stored = (self.cache, self.cross_cache, self.segments)
         cache, cross_cache, segments = jax.lax.fori_loop(0, len(rows), put, stored)
         return self.replace(
-            ancestors=self.ancestors.at[places].set(ancestors[rows]),
-            positions=self.positions.at[places].set(new.positions[rows]),
+            ancestors=self.ancestors.at[indices].set(ancestors[rows]),
+            positions=self.positions.at[indices].set(new.positions[rows]),
             cache=cache,
             cross_cache=cross_cache,
             segments=segments,

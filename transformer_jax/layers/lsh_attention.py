@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt16
 
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.chunked_attention import HIDDEN, Places, attend, pairs, segments_of
+from transformer_jax.layers.chunked_attention import HIDDEN, Positions, attend, pairs, segments_of
 from transformer_jax.layers.masks import Mask, dot_product, padded
 
 # The score of a token's own key. Since queries and keys share a projection, this score would be the
@@ -141,9 +141,9 @@ class LSHAttention(Attention):
         offsets = (groups.max() + 1) * jnp.arange(order.shape[2])[:, None]
         slots = order.reshape(*order.shape[:2], -1)
         ranks = jnp.arange(slots.shape[2])[None, None]
-        places = Places(slots, flat(segments), flat(groups + offsets), ranks)
+        positions = Positions(slots, flat(segments), flat(groups + offsets), ranks)
         arrays = (in_order(q), in_order(_unit(q)), in_order(v))
-        y, sums = attend(arrays, places, partial(self._masked, size), size=size, dropout=dropout)
+        y, sums = attend(arrays, positions, partial(self._masked, size), size=size, dropout=dropout)
         y = _permuted(y.reshape(*order.shape, -1), inverse, order)
         sums = jnp.take_along_axis(sums.reshape(order.shape), inverse, axis=-1)
         # Each round counts by its sum of exp(score), which merges the rounds into one softmax over
@@ -151,7 +151,7 @@ class LSHAttention(Attention):
         shares = jax.nn.softmax(sums, axis=2)[..., None].astype(y.dtype)
         return (shares * y).sum(axis=2).swapaxes(1, 2)[:, :length]
 
-    def _masked(self, size: int, scores, queries: Places, keys: Places):
+    def _masked(self, size: int, scores, queries: Positions, keys: Positions):
         visible = queries.sees(keys)
         if not self.across_buckets:
             distance = pairs(jnp.subtract, queries.ranks, keys.ranks)

@@ -216,15 +216,17 @@ def bounds(
     return first, last
 
 
-def places_of(segment_ids: Int[ArrayLike, "B L"] | None, length: int) -> Int[Array, "#B L"]:
+def positions_in_segments(
+    segment_ids: Int[ArrayLike, "B L"] | None, length: int
+) -> Int[Array, "#B L"]:
     """Returns the positions within each text of a packed row; without ids, a row is one text."""
     positions = jnp.arange(length)[None]
     return positions if segment_ids is None else positions - bounds(segment_ids)[0]
 
 
-def at(x: Array, places: Int[Array, "B N"]) -> Array:
-    """Returns the vectors (B, N, ...) of x (B, L, ...) at the positions `places` of each row."""
-    return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
+def at(x: Array, positions: Int[Array, "B N"]) -> Array:
+    """Returns the vectors (B, N, ...) of x (B, L, ...) at `positions` of each row."""
+    return jnp.take_along_axis(x, positions.reshape(*positions.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def padded(

@@ -68,10 +68,10 @@ def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
     return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * side, rows * side, channels)
 
 
-def taken(x: Num[Array, "B N M"], places: Int[ArrayLike, "B K"]) -> Num[Array, "B K M"]:
-    """Returns the vectors at the positions `places` of each row."""
+def taken(x: Num[Array, "B N M"], positions: Int[ArrayLike, "B K"]) -> Num[Array, "B K M"]:
+    """Returns the vectors at `positions` of each row."""
     # All positions are valid, so the default mode would check and fill with NaN for nothing.
-    return jnp.take_along_axis(x, jnp.asarray(places)[..., None], axis=1, mode="clip")
+    return jnp.take_along_axis(x, jnp.asarray(positions)[..., None], axis=1, mode="clip")
 
 
 def grid_sinusoids(rows: int, features: int) -> Float[np.ndarray, "N M"]:

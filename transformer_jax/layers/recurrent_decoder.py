@@ -338,7 +338,7 @@ class TransformerEncoder(nn.Module):
 # none: no attention. before: the query is the state before the step, and the context is an input of
 # the first cell (Bahdanau et al. 2014). after: the query is the new output of the last cell, and
 # the output of the decoder is tanh(W [context; output]) (Luong et al. 2015, section 3).
-Place = Literal["none", "before", "after"]
+AttentionOrder = Literal["none", "before", "after"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +355,7 @@ class Step:
 
     cells: tuple[Cell, ...]
     attend: Attend | None
-    place: Place
+    attention_order: AttentionOrder
     feeds: bool
 
     def __call__(self, product: Product, source: dict[str, Array], position: tuple, state: tuple):
@@ -366,7 +366,7 @@ class Step:
             state = jax.tree.map(lambda new, old: jnp.where(begins, new, old), first, state)
         states, fed = state
         query, weights = states[-1][0], None
-        if self.place == "before":
+        if self.attention_order == "before":
             context, weights = self._attended(product, source, query, masks)
             output = jnp.concatenate([query, context], axis=-1)
             # Two projections are added instead of projecting input and context concatenated,
@@ -375,14 +375,14 @@ class Step:
         elif self.feeds:
             x = x + product("feed", fed).reshape(x.shape)
         states = self._through_cells(product, x, kept, states)
-        if self.place == "after":
+        if self.attention_order == "after":
             query = states[-1][0]
             context, weights = self._attended(product, source, query, masks)
             joined = jnp.concatenate([context, query], axis=-1)
             output = jnp.tanh(product("attentional", joined))
-        elif self.place == "none":
+        elif self.attention_order == "none":
             output = states[-1][0]
-        if self.place == "after" and self.feeds:
+        if self.attention_order == "after" and self.feeds:
             fed = output
         return (states, fed), (output, weights)
 
@@ -407,10 +407,10 @@ class Step:
         """Returns the FLOPs for a source and a target with annotations of this width."""
         cell = self.cells[0]
         total = sum(parameters.recurrent(target_length, cell.width, cell) for cell in self.cells)
-        if self.place == "before" or self.feeds:
-            fed = width if self.place == "before" else cell.width
+        if self.attention_order == "before" or self.feeds:
+            fed = width if self.attention_order == "before" else cell.width
             total += parameters.dense(target_length, fed, cell.gates * cell.width)
-        if self.place == "after":
+        if self.attention_order == "after":
             total += parameters.dense(target_length, width + cell.width, cell.width)
         if self.attend:
             sizes = (cell.width, width, max_positions)
@@ -458,10 +458,10 @@ class RecurrentLayers(nn.Module):
             own = recurrent_weights(self, cell, self.dtype, ending=f"_{layer}")
             weights |= {f"{name}_{layer}": value for name, value in own.items()}
         cell = self.step.cells[0]
-        if self.step.place == "before" or self.step.feeds:
-            fed = self.width if self.step.place == "before" else self.d_model
+        if self.step.attention_order == "before" or self.step.feeds:
+            fed = self.width if self.step.attention_order == "before" else self.d_model
             weights["feed"] = (self._matrix("feed", (fed, cell.gates * cell.width)), None)
-        if self.step.place == "after":
+        if self.step.attention_order == "after":
             shape = (self.width + self.d_model, self.d_model)
             weights["attentional"] = (self._matrix("attentional", shape), None)
         self.matrices = weights

@@ -72,13 +72,13 @@ def _on_device(ring: "_Ring", causal: bool, *arguments: jax.Array | None) -> jax
         key_segments = jnp.ones(k.shape[:2], jnp.int32)
     q = _tiles(q.reshape(batch, length, k.shape[2], -1, head_dim))
     arrays = (q.transpose(0, 1, 3, 4, 2, 5), _tiles(k).swapaxes(2, 3), _tiles(v).swapaxes(2, 3))
-    places = (ring.places(length, query_segments), ring.places(k.shape[1], key_segments))
+    positions = (ring.positions(length, query_segments), ring.positions(k.shape[1], key_segments))
     # Only a causal mask gives the devices unequal work. Otherwise moving the tiles would be in
     # vain.
     is_unbalanced = causal and ring.size > 1
     if is_unbalanced:
-        arrays, places = jax.tree.map(ring.balanced, (arrays, places))
-    y = _attention(ring, *arrays, (*places, Mask(causal=causal, window=window)))
+        arrays, positions = jax.tree.map(ring.balanced, (arrays, positions))
+    y = _attention(ring, *arrays, (*positions, Mask(causal=causal, window=window)))
     y = ring.in_order(y) if is_unbalanced else y
     y = y.transpose(1, 0, 4, 2, 3, 5)  # (B, N, T, G, R, D)
     return y.reshape(batch, -1, heads, head_dim)[:, :length]
@@ -102,7 +102,7 @@ def _tiles(x: jax.Array) -> jax.Array:
 
 
 @struct.dataclass
-class _Places:
+class _Positions:
     """The positions of N tiles in their sequences."""
 
     starts: Int[Array, " N"]  # the first position of each tile
@@ -119,11 +119,11 @@ class _Ring:
     def size(self) -> int:
         return jax.lax.axis_size(self.axes)
 
-    def places(self, length: int, segments: jax.Array | None) -> _Places:
+    def positions(self, length: int, segments: jax.Array | None) -> _Positions:
         """Returns the positions of the tiles of this device, which holds `length` positions."""
         count, size = _tiling(length)
         starts = jax.lax.axis_index(self.axes) * length + size * jnp.arange(count)
-        return _Places(starts, None if segments is None else _tiles(segments))
+        return _Positions(starts, None if segments is None else _tiles(segments))
 
     def balanced(self, x: jax.Array) -> jax.Array:
         """Moves tiles (N, ...) from chunks 2i and 2i+1 on device i to chunks i and 2s-1-i."""
@@ -193,17 +193,17 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
     """
 
     def on_queries(k_state, part):
-        (q_arrays, q_places), q_state = part
+        (q_arrays, q_positions), q_state = part
 
         def on_keys(q_state, part):
-            (k_arrays, k_places), k_state = part
+            (k_arrays, k_positions), k_state = part
             sizes = (q_arrays[0].shape[-2], k_arrays[0].shape[-2])
             # Slots are relative to the tile of keys, because the mask assumes that the keys start
             # at slot 0.
-            by_position = mask.replace(query_slots=q_places.starts - k_places.starts)
+            by_position = mask.replace(query_slots=q_positions.starts - k_positions.starts)
             is_near = by_position.dense(*sizes)
             visible = by_position.replace(
-                query_segments=q_places.segments, key_segments=k_places.segments
+                query_segments=q_positions.segments, key_segments=k_positions.segments
             ).dense(*sizes)
             states = (q_state, k_state)
             if is_near is None:
@@ -234,13 +234,13 @@ def _forward(ring: _Ring, q, k, v, positions: tuple):
     # The masks do not depend on the layer. Without the barrier, a differentiated scan over the
     # layers computes the masks of all pairs of tiles in advance and saves them.
     q, k, v, positions = jax.lax.optimization_barrier((q, k, v, positions))
-    query_places, key_places, mask = positions
+    query_positions, key_positions, mask = positions
     y = jnp.zeros(q.shape, jnp.float32)
     # The initial maximum is finite, because for a tile without visible keys -inf - (-inf) is NaN.
     highest = jnp.full(q.shape[:-1], jnp.finfo(jnp.float32).min)
     state = (y, highest, jnp.zeros_like(highest))
     (y, highest, total), _ = ring.around(
-        _attend, ((q,), query_places), ((k, v), key_places), mask, (state, ())
+        _attend, ((q,), query_positions), ((k, v), key_positions), mask, (state, ())
     )
     # A query without visible keys would divide 0 by 0. With a total of 1, its output is 0.
     total = jnp.where(total == 0, 1, total)
@@ -263,7 +263,7 @@ def _attend(states: tuple, queries: tuple, keys: tuple, visible) -> tuple:
 
 
 def _backward(ring: _Ring, saved: tuple, dy) -> tuple:
-    q, k, v, (query_places, key_places, mask), y, log_total = saved
+    q, k, v, (query_positions, key_positions, mask), y, log_total = saved
     # The gradient of the softmax needs the sum of weights times their gradients over all keys. It
     # equals the product of output and output gradient (Dao et al. 2022, appendix B.4), which this
     # device has already, whereas the sum would need a turn of its own.
@@ -271,8 +271,8 @@ def _backward(ring: _Ring, saved: tuple, dy) -> tuple:
     # The gradients are float32, because they are sums over all pairs of tiles, and bfloat16 would
     # round each partial sum.
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-    queries = ((q, dy, mean, log_total), query_places)
-    keys = ((k, v), key_places)
+    queries = ((q, dy, mean, log_total), query_positions)
+    keys = ((k, v), key_positions)
     dq, (dk, dv) = ring.around(_attend_backward, queries, keys, mask, (dq, (dk, dv)))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 

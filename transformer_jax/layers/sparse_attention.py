@@ -18,7 +18,15 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer_jax.layers import activations, attention, recurrent
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.masks import Keys, Mask, Queries, at, dot_product, padded, places_of
+from transformer_jax.layers.masks import (
+    Keys,
+    Mask,
+    Queries,
+    at,
+    dot_product,
+    padded,
+    positions_in_segments,
+)
 from transformer_jax.layers.recurrent import WeightDropout
 
 # The sets of keys to which the heads of a layer attend: the three ways in which the paper combines
@@ -145,7 +153,7 @@ def dense(
     `observe` takes the weights before dropout and returns those to use.
     """
     num_queries, heads, num_keys = *q.shape[1:3], k.shape[1]
-    keys = places_of(mask.key_segments, num_keys)
+    keys = positions_in_segments(mask.key_segments, num_keys)
     queries = keys if mask.query_slots is None else mask.slots(num_queries)
     positions = queries[:, None, :, None], keys[:, None, None]  # (B, 1, Q, 1), (B, 1, 1, K)
     near, far = pattern.near(*positions), pattern.far(*positions)
@@ -232,7 +240,7 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
         blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]
         return _attention(*blocks, Mask(causal=True), drawn).reshape(q.shape)
     # In a packed row, blocks may start at any slot, so each block becomes a segment.
-    first = jnp.arange(length) - places_of(mask.key_segments, length) % stride
+    first = jnp.arange(length) - positions_in_segments(mask.key_segments, length) % stride
     segments = jnp.where(mask.key_segments > 0, first + 1, 0)
     # No block is longer than `stride`. The window hides nothing, but lets kernels skip other
     # blocks.
@@ -283,7 +291,7 @@ class _Far:
             return cls(keys, values, slots.swapaxes(1, 2), segments.swapaxes(1, 2))
         # Packed texts have at most as many far keys in total as a single text of the same length.
         count = length // stride * pattern.num_summaries
-        is_far = pattern.is_summary(places_of(segments, length))
+        is_far = pattern.is_summary(positions_in_segments(segments, length))
         # The number of far keys depends on the texts, but an array needs a fixed size. The stable
         # sort puts far keys first, in the order of the row, and segment 0 hides the keys that fill
         # it up.
@@ -318,7 +326,7 @@ def _by_blocks(
     stride = pattern.stride
     segments = mask.key_segments
     segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
-    slots, positions = jnp.arange(length)[None], places_of(segments, length)
+    slots, positions = jnp.arange(length)[None], positions_in_segments(segments, length)
     # Far keys are read before these slots and near keys from these slots on, so that a key that is
     # both near and far counts once.
     limits = slots - positions + pattern.first_near(positions) if with_near else slots + 1

@@ -201,7 +201,7 @@ def rewards(
     that run. A text is a prompt and a completion with its end token, the first `lengths` of its
     `tokens`. No dropout is applied.
     """
-    encoder = Encoder(model, marks_texts=False)
+    encoder = Encoder(model, adds_special_tokens=False)
     segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
     batch = dict(tokens=tokens, segment_ids=segment_ids, token_types=jnp.zeros_like(tokens))
     hidden = encoder.hidden(params, batch, None, train=False)
@@ -213,7 +213,7 @@ def rewards(
 
 def init_reward(model: Any, rng: jax.Array) -> dict:
     """Returns the initial parameters of `rewards`, boxed with their logical axes."""
-    encoder = Encoder(model, marks_texts=False)
+    encoder = Encoder(model, adds_special_tokens=False)
     head_key, encoder_key = jax.random.split(rng)
     head = RewardHead(encoder.head(1, 0.0)).init(head_key, jnp.zeros((1, model.d_model)))
     return {**encoder.init(encoder_key, summary=True), "head": head["params"]}

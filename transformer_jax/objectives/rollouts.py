@@ -17,7 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ml_collections import ConfigDict
 
 from transformer_jax import losses
-from transformer_jax.config import PositiveFloat, PositiveInt, UserError, build_model
+from transformer_jax.config import (
+    PositiveFloat,
+    PositiveInt,
+    Renamed,
+    UserError,
+    build_model,
+    renamed_in,
+)
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Batch, Context, Params
 from transformer_jax.data import arguments, chat_rows
@@ -37,7 +44,7 @@ from transformer_jax.pictures.progress import say
 # them. The parameters of the step sample, so that no copy of them must be kept up to date.
 
 
-class Answers(NamedTuple):
+class Completions(NamedTuple):
     """B prompts with their completions of up to T tokens each.
 
     Attributes:
@@ -53,7 +60,7 @@ class Answers(NamedTuple):
     ended: Bool[Array, " B"]
 
     @classmethod
-    def of(cls, batch: dict[str, Array]) -> "Answers":
+    def of(cls, batch: dict[str, Array]) -> "Completions":
         """Returns the completions whose arrays a batch holds by name, among others."""
         return cls(*(batch[name] for name in cls._fields))
 
@@ -95,7 +102,7 @@ class Writer(NamedTuple):
 
     def __call__(
         self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], key: Key[Array, ""]
-    ) -> Answers:
+    ) -> Completions:
         """Returns a completion of each prompt. `lengths` (B,) are the numbers of prompt tokens.
 
         The randomness of row j comes from fold_in(key, j), so that it depends neither on the size
@@ -119,7 +126,7 @@ class Writer(NamedTuple):
         texts = split(sample(step, texts, fixed, steps, how=self.how, ends=(self.eos_id,)))
         return self._with_ends(texts, fixed)
 
-    def _with_ends(self, texts: Texts, fixed: Fixed) -> Answers:
+    def _with_ends(self, texts: Texts, fixed: Fixed) -> Completions:
         """Returns the completions with their end tokens. A text at its limit has no end token."""
         ended = texts.lengths < fixed.limits
         positions = jnp.arange(texts.ids.shape[1])
@@ -128,7 +135,7 @@ class Writer(NamedTuple):
         is_text = positions < texts.lengths[:, None]
         ids = jnp.where(is_end, self.eos_id, jnp.where(is_text, texts.ids, 0))
         prompt_lengths = fixed.limits - self.max_tokens
-        return Answers(ids, prompt_lengths, texts.lengths + ended, ended)
+        return Completions(ids, prompt_lengths, texts.lengths + ended, ended)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ class Prompted(Continued):
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
 
     evaluates_rows = False
-    num_answers = 1  # completions of each prompt; a subclass may compare several
+    num_completions = 1  # completions of each prompt; a subclass may compare several
 
     @property
     def length(self) -> int:
@@ -193,12 +200,12 @@ class Prompted(Continued):
         return chat_rows.end_id(self.tokenizer) if self.has_tokenizer else 0
 
     def written(self, params: Params, batch: Batch, key: jax.Array) -> Batch:
-        """Samples `num_answers` completions of each prompt of a batch.
+        """Samples `num_completions` completions of each prompt of a batch.
 
-        Returns the arrays of `Answers` by name. The completions of a prompt are consecutive rows.
+        Returns the arrays of `Completions` by name. Those of a prompt are consecutive rows.
         """
         prompts, lengths = (
-            jnp.repeat(batch[name], self.num_answers, axis=0)
+            jnp.repeat(batch[name], self.num_completions, axis=0)
             for name in ("prompts", "prompt_lengths")
         )
         how = Sampling(temperature=self.temperature)
@@ -207,10 +214,10 @@ class Prompted(Continued):
         own = {name: tree for name, tree in params.items() if name not in others}
         return write(own, prompts, lengths, key)._asdict()
 
-    def texts_of(self, answers: Answers) -> tuple[list[str], list[str]]:
+    def texts_of(self, completions: Completions) -> tuple[list[str], list[str]]:
         """Returns the texts of the prompts and of their completions, given arrays on the host."""
-        ends = answers.lengths - answers.ended
-        rows = [*zip(answers.ids.tolist(), answers.begins, ends)]
+        ends = completions.lengths - completions.ended
+        rows = [*zip(completions.ids.tolist(), completions.begins, ends)]
         prompts = [ids[:start] for ids, start, _ in rows]
         return self.tokenizer.decode(prompts), self.tokenizer.decode(
             [ids[start:end] for ids, start, end in rows]
@@ -388,7 +395,7 @@ class Policy(Prompted):
     reward_model: tuple = ()
 
     other_runs = ("reference", "reward")
-    # Optional: (prompt, completion) -> number, defined by a subclass in place of a reward model. It
+    # Optional: (prompt, completion) -> number, defined by a subclass instead of a reward model. It
     # must be a pure function, so that a resumed run computes the same rewards again.
     reward_of: ClassVar[Callable[[str, str], float] | None] = None
 
@@ -432,9 +439,9 @@ class Policy(Prompted):
                     f"of the model of config.{key}"
                 )
         for batch in filter(None, (self.config.train.batch, self.config.train.first_batch)):
-            if batch * self.num_answers % self._num_parts:
+            if batch * self.num_completions % self._num_parts:
                 raise UserError(
-                    f"config.train.batch={batch}: its {batch * self.num_answers} completions "
+                    f"config.train.batch={batch}: its {batch * self.num_completions} completions "
                     f"can't be divided into config.task.minibatches={self.minibatches} x "
                     f"config.train.accumulation={self.config.train.accumulation} parts"
                 )
@@ -460,7 +467,7 @@ class Policy(Prompted):
 
     def rewarded(self, params: Params, batch: Batch) -> Float[Array, " B"]:
         """Returns the rewards that the reward model gives to completions."""
-        completions = Answers.of(batch)
+        completions = Completions.of(batch)
         rewards = preferences.rewards(
             self._reward, params["reward"], completions.ids, completions.lengths
         )
@@ -473,7 +480,7 @@ class Policy(Prompted):
 
         Raises UserError for a reward that is not a finite number.
         """
-        completions = Answers.of(rollouts)
+        completions = Completions.of(rollouts)
         rows = zip(completions.begins, *self.texts_of(completions))
         # A row that only pads the last batch of an evaluation has no prompt.
         rewards = np.array([self._score(*texts) if n else 0.0 for n, *texts in rows], np.float32)
@@ -492,46 +499,50 @@ class Policy(Prompted):
             )
         return value
 
-    def answered(self, params: Params, batch: Batch, context: Context) -> Batch:
+    def rewarded_completions(self, params: Params, batch: Batch, context: Context) -> Batch:
         """Returns completions of the prompts of a step, with their rewards."""
         if "rewards" in batch:  # the rollouts have been sampled, and scored by `scored`
-            return {name: batch[name] for name in (*Answers._fields, "rewards")}
+            return {name: batch[name] for name in (*Completions._fields, "rewards")}
         completions = self.written(params, batch, context.rng)
         return completions | {"rewards": self.rewarded(params, completions)}
+
+    answered = Renamed("answered", "rewarded_completions")
 
     def _rollouts(self, params: Params, batch: Batch, context: Context) -> Batch:
         """Returns completions of the prompts of a batch, and the batch's other arrays."""
         others = {name: x for name, x in batch.items() if not name.startswith("prompt")}
         return self.written(params, batch, context.rng) | others
 
-    def policy_states(self, params: Params, answers: Answers) -> Float[Array, "B T M"]:
+    def policy_states(self, params: Params, completions: Completions) -> Float[Array, "B T M"]:
         """Returns the hidden states of the policy that predict the tokens of completions."""
-        return self._states(self.model, params, answers)
+        return self._states(self.model, params, completions)
 
     def policy_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens by the policy."""
-        completions = Answers.of(batch)
+        completions = Completions.of(batch)
         states = self.policy_states(params, completions)
         return self.log_probs_of_states(self.model, params, states, completions)
 
     def reference_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens by the reference."""
-        completions, params = Answers.of(batch), params["reference"]
+        completions, params = Completions.of(batch), params["reference"]
         states = self._states(self._reference, params, completions)
         return self.log_probs_of_states(self._reference, params, states, completions)
 
-    def _states(self, model, params, completions: Answers) -> Float[Array, "B T M"]:
+    def _states(self, model, params, completions: Completions) -> Float[Array, "B T M"]:
         hidden = model.apply({"params": params}, Inputs(completions.ids[:, :-1]), method="hidden")
         return completions.states(hidden, self.max_tokens)
 
-    def log_probs_of_states(self, model, params, states, answers: Answers) -> Float[Array, "B T"]:
+    def log_probs_of_states(
+        self, model, params, states, completions: Completions
+    ) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens, given the states that predict them.
 
         They are at the sampling temperature, because the policy that samples is the tempered one.
         """
         output = model.apply({"params": params}, method="output").tempered(self.temperature)
-        log_probs = output.label_log_probs(states, answers.tokens(self.max_tokens))
-        return jnp.where(answers.filled(self.max_tokens), log_probs, 0.0)
+        log_probs = output.label_log_probs(states, completions.tokens(self.max_tokens))
+        return jnp.where(completions.filled(self.max_tokens), log_probs, 0.0)
 
     def in_parts(self, measure: Callable[[Batch], Batch], batch: Batch) -> Batch:
         """Returns measure(batch), computed in parts as large as those that the loss receives.
@@ -556,7 +567,7 @@ class Policy(Prompted):
 
         "entropy" is an estimate, the mean of -log p over the tokens that the policy sampled.
         """
-        completions = Answers.of(batch)
+        completions = Completions.of(batch)
         exists = completions.begins > 0  # false in rows that only pad an evaluation's last batch
         filled = completions.filled(self.max_tokens) & exists[:, None]
         count, num_tokens = (x.sum(dtype=jnp.int32) for x in (exists, filled))
@@ -618,7 +629,7 @@ class Policy(Prompted):
             if self.reward_of is not None:
                 completed["rewards"] = self.scored(completed)
             if number == 0:
-                self._show(Answers.of(completed))
+                self._show(Completions.of(completed))
             # Sums are added in float64 on the host, because float32 would round large ones.
             sums.append(jax.device_get(self.measures(completed)))
         means = losses.mean_metrics(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
@@ -638,11 +649,11 @@ class Policy(Prompted):
             # Replicated, so that `device_get` gives all processes the same values.
             return gathered(batch)
 
-    def _show(self, completions: Answers) -> None:
+    def _show(self, completions: Completions) -> None:
         """Prints the first prompts with their completions."""
-        first = Answers(*(x[:_SHOWN][completions.begins[:_SHOWN] > 0] for x in completions))
+        first = Completions(*(x[:_SHOWN][completions.begins[:_SHOWN] > 0] for x in completions))
         for prompt, completion in zip(*self.texts_of(first)):
-            say(f"an answer: {prompt!r} -> {completion!r}")
+            say(f"a completion: {prompt!r} -> {completion!r}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -678,3 +689,6 @@ def patch_shares(weights: np.ndarray, pools_class: bool) -> np.ndarray:
     shares = shares[0, 1:] if pools_class else shares[1:, 1:].mean(axis=0)
     side = round(len(shares) ** 0.5)
     return (shares / shares.sum()).reshape(side, side)
+
+
+__getattr__ = renamed_in(__name__, {"Answers": "Completions"})

@@ -356,6 +356,8 @@ RENAMED = {
     "Attending": "CachedSequenceToSequence",
     "Cloze": "UnifiedLM",
     "LSTM": "RecurrentLM",
+    "Marked": "JoinedPairs",
+    "Marks": "SpecialTokens",
     "Sensory": "SignalEncoder",
 }
 
@@ -363,7 +365,7 @@ RENAMED = {
 class _Module(types.ModuleType):
     """A module that can be called where it has a function of its own name.
 
-    Importing `pictures.bars` puts the module in the place of the function `pictures.bars`.
+    Importing `pictures.bars` replaces the function `pictures.bars` by the module.
     """
 
     def __call__(self, *arguments, **options):
@@ -388,7 +390,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = f"{_PACKAGE}.{MOVED[module.__name__.partition('.')[2]]}"
         content = importlib.import_module(name)
         warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
-        names = [each for each in vars(content) if not each.startswith("__")]
+        # `__getattr__` comes along, because it answers to the names that a class or function had.
+        names = [
+            each for each in vars(content) if not each.startswith("__") or each == "__getattr__"
+        ]
         vars(module).update({each: getattr(content, each) for each in names})
         vars(module).update(
             {old: getattr(content, new) for old, new in RENAMED.items() if hasattr(content, new)}

@@ -3,12 +3,13 @@
 The functions of this package, such as `pictures.attention` and `pictures.curves`, return figures.
 """
 
+from transformer_jax.config import renamed_in
 from transformer_jax.pictures.attention_maps import (
     attended_by,
     attention,
     masks,
     mean_attention,
-    place_of,
+    word_index,
 )
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.image_grids import contact_maps, images, noised, shares
@@ -28,9 +29,11 @@ __all__ = [
     "mean_attention",
     "neighbours",
     "noised",
-    "place_of",
+    "word_index",
     "positions",
     "save",
     "shares",
     "similarity",
 ]
+
+__getattr__ = renamed_in(__name__, {"place_of": "word_index"})

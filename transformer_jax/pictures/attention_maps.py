@@ -168,7 +168,7 @@ def attended_by(word: str, texts: Sequence[tuple[str, Attended]], title: str = "
     size = (1.6 + sum(0.42 * width + 0.3 for width in widths), 2 + 0.3 * depth * num_heads)
     figure = new_figure(size, title)
     grid = figure.subplots(1, len(texts), squeeze=False, width_ratios=widths)[0]
-    indices = [place_of(word, attended.queries, text) for text, attended in texts]
+    indices = [word_index(word, attended.queries, text) for text, attended in texts]
     panels = [
         attended.weights[:, :, index].reshape(-1, len(attended.keys))
         for index, (_, attended) in zip(indices, texts)
@@ -199,7 +199,7 @@ def attended_by(word: str, texts: Sequence[tuple[str, Attended]], title: str = "
     return figure
 
 
-def place_of(word: str, words: Sequence[str], text: str) -> int:
+def word_index(word: str, words: Sequence[str], text: str) -> int:
     """Returns the index of the word among `words`, ignoring case and punctuation.
 
     Raises UserError, which mentions `text`, unless the word occurs exactly once.

@@ -11,13 +11,13 @@ from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import proteins
 from transformer_jax.data.sources import text_files
-from transformer_jax.data.sources.text_files import Place, Span, text_lines
+from transformer_jax.data.sources.text_files import Location, Span, text_lines
 from transformer_jax.data.store import Record
 from transformer_jax.data.tokenizers.words import AMBIGUOUS, STANDARD
 from transformer_jax.pictures.progress import say
 
 _KNOWN = STANDARD + AMBIGUOUS
-# Lower-case letters are residues, too, by which data bases mark repeats.
+# Lower-case letters are residues, too, by which data bases denote repeats.
 _UNKNOWN = re.compile(rf"[^{_KNOWN}{_KNOWN.lower()}\s]")
 _PAIR = re.compile(r"(\d+)-(\d+)")
 _CONTACTS = ";contacts "
@@ -27,9 +27,9 @@ _SHOWN = 60
 
 class _Entry(NamedTuple):
     description: str
-    place: Place  # of the description line
-    lines: list[tuple[Place, str]]  # lines of residues
-    contacts: list[tuple[Place, str]]
+    location: Location  # of the description line
+    lines: list[tuple[Location, str]]  # lines of residues
+    contacts: list[tuple[Location, str]]
 
 
 class _Damaged(Exception):
@@ -75,19 +75,21 @@ class Fasta(Source):
         """Yields the entries of a file. Raises UserError if it does not start with one."""
         entry, count = None, 0
         for index, line in enumerate(text_lines(path)):
-            place = Place(Span(path), index)
+            location = Location(Span(path), index)
             if line.startswith(">"):
                 if entry is not None:
                     yield entry
-                entry, count = _Entry(line[1:].strip(), place, [], []), 0
+                entry, count = _Entry(line[1:].strip(), location, [], []), 0
             elif line.startswith(_CONTACTS) and entry is not None:
-                entry.contacts.append((place, line))
+                entry.contacts.append((location, line))
             elif line.strip() and not line.startswith(";"):
                 if entry is None:
-                    raise UserError(f"{place}: must begin with '>' and a description, as in FASTA")
+                    raise UserError(
+                        f"{location}: must begin with '>' and a description, as in FASTA"
+                    )
                 # Lines beyond the limit are not kept, so that a huge entry can't fill the memory.
                 if count <= self.max_residues:
-                    entry.lines.append((place, line))
+                    entry.lines.append((location, line))
                 count += len(line)
         if entry is not None:
             yield entry
@@ -96,41 +98,41 @@ class Fasta(Source):
         name = entry.description[:_SHOWN]
         lines = entry.lines
         if lines:
-            place, last = lines[-1]
+            location, last = lines[-1]
             # Translated genes end with "*", the stop codon, which is no residue.
-            lines[-1] = (place, last.rstrip().removesuffix("*"))
-        residues = "".join(_letters(place, line, name) for place, line in lines)
+            lines[-1] = (location, last.rstrip().removesuffix("*"))
+        residues = "".join(_letters(location, line, name) for location, line in lines)
         if not residues:
-            raise _Damaged(f"{entry.place}: {name}: no residues")
+            raise _Damaged(f"{entry.location}: {name}: no residues")
         if len(residues) > self.max_residues:
             raise _Damaged(
-                f"{entry.place}: {name}: more than config.source.max_residues="
+                f"{entry.location}: {name}: more than config.source.max_residues="
                 f"{self.max_residues} residues"
             )
         contacts = [pair for line in entry.contacts for pair in _pairs(*line, len(residues))]
         # The shape is given for entries without contacts, too.
         contacts = np.array(contacts, np.int64).reshape(-1, 2)
-        return proteins.record(residues, contacts, line=entry.place.index + 1)
+        return proteins.record(residues, contacts, line=entry.location.index + 1)
 
 
-def _letters(place: Place, line: str, name: str) -> str:
+def _letters(location: Location, line: str, name: str) -> str:
     """Returns the residues of a line in upper case. Raises _Damaged for another character."""
     if unknown := _UNKNOWN.search(line):
         raise _Damaged(
-            f"{place}: {name}: {unknown[0]!r}, character {unknown.start() + 1} of the line, is not "
-            "a residue"
+            f"{location}: {name}: {unknown[0]!r}, character {unknown.start() + 1} of the line, is "
+            "not a residue"
         )
     return "".join(line.split()).upper()
 
 
-def _pairs(place: Place, line: str, size: int) -> Iterator[tuple[int, int]]:
+def _pairs(location: Location, line: str, size: int) -> Iterator[tuple[int, int]]:
     """Yields the pairs of positions (from 0) in contact. Raises _Damaged for malformed pairs."""
     for word in line.removeprefix(_CONTACTS).split():
         pair = _PAIR.fullmatch(word)
         first, second = map(int, pair.groups()) if pair else (0, 0)
         if not 1 <= min(first, second) <= max(first, second) <= size:
             raise _Damaged(
-                f"{place}: {word!r}: must be two numbers from 1 to {size}, as in 3-{size}"
+                f"{location}: {word!r}: must be two numbers from 1 to {size}, as in 3-{size}"
             )
         # Biologists count residues from 1.
         yield first - 1, second - 1

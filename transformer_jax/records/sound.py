@@ -10,7 +10,7 @@ from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import speech
 from transformer_jax.data.sources import text_files
-from transformer_jax.data.sources.text_files import Place, Span, from_json, text_lines
+from transformer_jax.data.sources.text_files import Location, Span, from_json, text_lines
 from transformer_jax.data.speech import DamagedSound, Utterance
 from transformer_jax.pictures.progress import say
 
@@ -18,7 +18,7 @@ from transformer_jax.pictures.progress import say
 class _Entry(NamedTuple):
     """A line of a manifest."""
 
-    place: Place
+    location: Location
     path: str
     text: str
 
@@ -58,7 +58,7 @@ class Sound(Source):
                 try:
                     samples = speech.read(
                         entry.path,
-                        f"{entry.place}: {entry.path}",
+                        f"{entry.location}: {entry.path}",
                         self.most_samples,
                         self.sampling_rate,
                     )
@@ -78,16 +78,16 @@ class Sound(Source):
         for index, line in enumerate(text_lines(manifest)):
             if not line.strip():
                 continue
-            place = Place(Span(manifest), index)
+            location = Location(Span(manifest), index)
             if manifest.endswith(".jsonl"):
-                name, text = _json_entry(line, place)
+                name, text = _json_entry(line, location)
             else:
                 name, _, text = line.partition("\t")
-            path = self._path(manifest, name.strip(), place)
+            path = self._path(manifest, name.strip(), location)
             # Single spaces, because a boundary token stands for each of them.
-            yield _Entry(place, path, " ".join(text.split()))
+            yield _Entry(location, path, " ".join(text.split()))
 
-    def _path(self, manifest: str, name: str, place: Place) -> str:
+    def _path(self, manifest: str, name: str, location: Location) -> str:
         """Returns the path of a file. Raises UserError if the manifest may not name it.
 
         By default, files outside the manifest's folder are refused, so that a manifest from someone
@@ -104,20 +104,20 @@ class Sound(Source):
             is_inside = pathlib.Path(path).is_relative_to(folder)
         if not is_inside and not self.outside:
             raise UserError(
-                f"{place}: {name} is outside the manifest's folder; config.source.outside=true "
+                f"{location}: {name} is outside the manifest's folder; config.source.outside=true "
                 "allows it"
             )
         if "://" not in path and not os.path.isfile(path):
-            raise UserError(f"{place}: {name}: no such file")
+            raise UserError(f"{location}: {name}: no such file")
         return path
 
 
-def _json_entry(line: str, place: Place) -> tuple[str, str]:
+def _json_entry(line: str, location: Location) -> tuple[str, str]:
     """Returns the name of a file and its transcript. Raises UserError for another value."""
-    value = from_json(line, place)
+    value = from_json(line, location)
     if not isinstance(value, dict) or not isinstance(value.get("file"), str):
-        raise UserError(f'{place}: must be {{"file": ..., "text": ...}}')
+        raise UserError(f'{location}: must be {{"file": ..., "text": ...}}')
     text = value.get("text", "")
     if not isinstance(text, str):
-        raise UserError(f"{place}: the value of text is not a string")
+        raise UserError(f"{location}: the value of text is not a string")
     return value["file"], text

@@ -139,7 +139,7 @@ def resolve(
 
 
 def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
-    """Returns a copy of a config or config file, with `files` in place of the classes it names."""
+    """Returns a copy of a config or config file, with `files` for the classes that it names."""
     if isinstance(config, str | os.PathLike):
         with configs.replacing_names(files):
             return configs.read(config)

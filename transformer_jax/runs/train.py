@@ -166,7 +166,7 @@ def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[N
     identity = {
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "place": _place(),
+        "place": _machine_id(),
         "run": uuid.uuid4().hex,
     }
     content = json.dumps(identity).encode()
@@ -235,13 +235,13 @@ def _generation_to_replace(lock: Path, name: str) -> bytes:
 
 def _is_dead_here(holder: dict) -> bool:
     """Returns whether the holder was a process on this machine that has ended."""
-    here = _place()
+    here = _machine_id()
     if not here or holder.get("place") != here:
         return False
     return not os.path.exists(f"/proc/{holder['process']}")
 
 
-def _place() -> str | None:
+def _machine_id() -> str | None:
     """Returns an id of this boot of the machine and of this container, or None if there is none.
 
     Within one such id, a process number identifies a process.

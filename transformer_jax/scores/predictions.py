@@ -89,22 +89,22 @@ _STRICT = {
 SCHEMES = tuple(_STRICT)
 _ONLY = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE"}  # of the letters of BIOES
 
-_Mark = tuple[str, str]  # the letter of a tag, as in BIOES, and its type
+_Tag = tuple[str, str]  # the letter of a tag, as in BIOES, and its type
 
 
 @dataclasses.dataclass(frozen=True)
 class TagScheme:
-    """How the tags of words mark entities. See `tag_scheme`."""
+    """How the tags of words denote entities. See `tag_scheme`."""
 
     name: str  # of the strict reading, one of SCHEMES; "": that of conlleval
     form: re.Pattern | None = None  # of the tags; None: they have no letters
 
     def entities(self, tags: Sequence[str]) -> list[tuple[str, int, int]]:
         """Returns (type, first word, end) of the entities of a sentence."""
-        marks = [*map(self._mark, tags), ("O", "")]
-        return _strict_entities(marks, self.name) if self.name else _conlleval_entities(marks)
+        parsed = [*map(self._parsed, tags), ("O", "")]
+        return _strict_entities(parsed, self.name) if self.name else _conlleval_entities(parsed)
 
-    def _mark(self, tag: str) -> _Mark:
+    def _parsed(self, tag: str) -> _Tag:
         if tag == "O":
             return "O", ""
         if self.form is None:
@@ -160,11 +160,11 @@ def _no_scheme(tags: Sequence[str]) -> UserError:
     )
 
 
-def _conlleval_entities(marks: Sequence[_Mark]) -> list[tuple[str, int, int]]:
+def _conlleval_entities(tags: Sequence[_Tag]) -> list[tuple[str, int, int]]:
     spans = []
     start = None
     previous_letter, previous_kind = "O", ""
-    for index, (letter, kind) in enumerate(marks):
+    for index, (letter, kind) in enumerate(tags):
         continues = letter in ("I", "E") and previous_letter in ("B", "I") and kind == previous_kind
         if start is not None and not continues:
             spans.append((previous_kind, start, index))
@@ -175,25 +175,25 @@ def _conlleval_entities(marks: Sequence[_Mark]) -> list[tuple[str, int, int]]:
     return spans
 
 
-def _strict_entities(marks: Sequence[_Mark], scheme: str) -> list[tuple[str, int, int]]:
+def _strict_entities(tags: Sequence[_Tag], scheme: str) -> list[tuple[str, int, int]]:
     _, starts, inside, ends = _STRICT[scheme]
     spans = []
     previous, index = ("O", ""), 0
-    while index < len(marks) - 1:  # the last mark is an O behind the sentence
+    while index < len(tags) - 1:  # the last tag is an O behind the sentence
         start, index = index, index + 1
-        if _fits(starts, previous, marks[start]):
-            while _fits(inside, marks[index - 1], marks[index]):
+        if _fits(starts, previous, tags[start]):
+            while _fits(inside, tags[index - 1], tags[index]):
                 index += 1
-            if _fits(ends, marks[index - 1], marks[index]):
-                spans.append((marks[start][1], start, index))
-        previous = marks[index - 1]
+            if _fits(ends, tags[index - 1], tags[index]):
+                spans.append((tags[start][1], start, index))
+        previous = tags[index - 1]
     return spans
 
 
-def _fits(pairs: str, previous: _Mark, mark: _Mark) -> bool:
-    types = "=" if previous[1] == mark[1] else "!"
+def _fits(pairs: str, previous: _Tag, tag: _Tag) -> bool:
+    types = "=" if previous[1] == tag[1] else "!"
     return any(
-        first in (".", previous[0]) and second in (".", mark[0]) and condition in (".", types)
+        first in (".", previous[0]) and second in (".", tag[0]) and condition in (".", types)
         for first, second, condition in pairs.split()
     )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.chat_rows import ChatRows
-from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.chat import SPECIAL_TOKENS
 from transformer_jax.objectives.texts import NextTokens
 
 
@@ -24,7 +24,7 @@ class Chat(NextTokens):
     written_as = "causal_lm"
 
     # tokens before a message of the system, the user and the assistant, and the token after each
-    special_tokens: tuple = MARKS
+    special_tokens: tuple = SPECIAL_TOKENS
 
     @cached_property
     def texts(self) -> ChatRows:
@@ -43,7 +43,7 @@ class Chat(NextTokens):
     @classmethod
     def new_tokens(cls, config, earlier):
         tokenizer = tokenizers.load(earlier.workdir / "tokenizer")
-        needed = tokenizers.with_marks(tokenizer, config.task.special_tokens).vocab_size
+        needed = tokenizers.with_special_tokens(tokenizer, config.task.special_tokens).vocab_size
         # A vocabulary that is larger than its tokenizer may have room for them already.
         return max(needed - earlier.config.model.vocab_size, 0)
 

@@ -83,7 +83,7 @@ class Choice(FineTuning):
 
     def _encoded(self, texts, labels):
         """Yields (an example, cut to fit; whether it was too long) for each context and choices."""
-        max_tokens = self.length - self.marks.count(2)
+        max_tokens = self.length - self.special_tokens.count(2)
         sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
         for context, *choices, label in zip(*sides, labels):
             is_long = len(context) + max(map(len, choices)) > max_tokens
@@ -98,7 +98,7 @@ class Choice(FineTuning):
     def num_tokens(self, example):
         # The rows of an example are one array, so the longest decides the bucket of all.
         longest = max(len(context) + len(choice) for context, choice in example[0])
-        return longest + self.marks.count(2)
+        return longest + self.special_tokens.count(2)
 
     def shapes(self, length):
         rows = self.encoder.shapes(length)

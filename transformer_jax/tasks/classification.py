@@ -154,10 +154,10 @@ class Classification(FeatureBased):
         """
         first, *second = (self.tokenizer.encode(list(side)) for side in zip(*texts))
         if not second:
-            max_tokens = self.length - self.marks.count(1)
+            max_tokens = self.length - self.special_tokens.count(1)
             is_long = [len(ids) > max_tokens for ids in first]
             return [ids[:max_tokens] for ids in first], [None] * len(first), is_long
-        max_tokens = self.length - self.marks.count(2)
+        max_tokens = self.length - self.special_tokens.count(2)
         pairs = list(zip(first, second[0]))
         first, second = zip(*(fitted(*pair, max_tokens) for pair in pairs))
         return first, second, [len(a) + len(b) > max_tokens for a, b in pairs]
@@ -178,7 +178,7 @@ class Classification(FeatureBased):
     def num_tokens(self, example):
         first, second, _ = example
         texts = [first] if second is None else [first, second]
-        return sum(map(len, texts)) + self.marks.count(len(texts))
+        return sum(map(len, texts)) + self.special_tokens.count(len(texts))
 
     def shapes(self, length):
         orders = (2,) if self.symmetric else ()
@@ -277,7 +277,7 @@ class Classification(FeatureBased):
         if not texts:
             return []
         encoded = zip(*self._encoded(texts))
-        # The label 0 is never read, but the arrays of a row have a place for it.
+        # The label 0 is never read, but the arrays of a row have an element for it.
         return [Unlabelled([(first, second, 0)], is_long) for first, second, is_long in encoded]
 
     def classify(

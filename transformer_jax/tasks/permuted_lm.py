@@ -107,7 +107,7 @@ class PermutedLM(EncoderUse, TextTask):
         """Returns (the hidden states of the targets (B, P, M), carry)."""
         carry = context.carry
         if carry is not None:
-            # Where a stream restarts, the memory is marked as empty instead of being cleared.
+            # Where a stream restarts, the memory is masked instead of being cleared.
             memory, filled = carry
             carry = memory, jnp.where(batch["restarts"] > 0, 0, filled)
         outputs, _ = self.model.apply(

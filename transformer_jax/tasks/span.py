@@ -115,7 +115,7 @@ class Span(FineTuning):
         ids, spans = encoded
         question_ids = question_ids[: self.max_question]
         target = _tokens_of(spans, answers[0]) if answers else None
-        room = self.length - self.marks.count(2) - len(question_ids)
+        room = self.length - self.special_tokens.count(2) - len(question_ids)
         # A tokenizer with more special tokens may leave less room than the stride, and the parts
         # must not leave gaps.
         starts = _starts(len(ids), room, min(self.stride, room))
@@ -130,7 +130,7 @@ class Span(FineTuning):
                 tuple(text for text, _ in answers),
                 context,
                 question_ids,
-                self.marks.second(question_ids),
+                self.special_tokens.second(question_ids),
                 ids[start:stop],
                 spans[start:stop],
                 central[start:stop] == part,
@@ -154,10 +154,10 @@ class Span(FineTuning):
         """
         if self.encoder.bidirectional and not self.model.cls_last:
             return 0
-        return example.begin + len(example.ids) + len(self.marks.end) - 1
+        return example.begin + len(example.ids) + len(self.special_tokens.end) - 1
 
     def num_tokens(self, example):
-        return len(example.question_ids) + len(example.ids) + self.marks.count(2)
+        return len(example.question_ids) + len(example.ids) + self.special_tokens.count(2)
 
     def shapes(self, length):
         return self.encoder.shapes(length) | {"first": (), "last": ()}

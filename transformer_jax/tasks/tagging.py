@@ -39,7 +39,7 @@ class Tagging(FeatureBased):
 
     prefix: str = ""  # removed from the start of each word, such as "en:"
     labels: tuple = ()  # all tags; (): the tags of the training examples, sorted
-    # how tags mark entities, for the scores: auto recognizes IOB1, IOB2, BIOES, BILOU and BMES; a
+    # how tags denote entities, for the scores: auto recognizes IOB1, IOB2, BIOES, BILOU and BMES; a
     # named scheme counts complete entities alone; plain: each tag is a type, without a letter
     scheme: Literal[
         "auto", "plain", "IOB1", "IOB2", "IOE1", "IOE2", "BIOES", "IOBES", "BILOU", "BMES"
@@ -123,7 +123,7 @@ class Tagging(FeatureBased):
 
     def _parts_of(self, number, words, tags, pieces: Iterator[list[int]]) -> Iterator[_Part]:
         """Yields the parts of one sentence; `pieces` yields the ids of each word."""
-        max_tokens = self.length - self.marks.count(1)
+        max_tokens = self.length - self.special_tokens.count(1)
         ids, positions, start = [], [], 0
         for index in range(len(words)):
             # A word may have no pieces, such as one of characters that normalization removes, but
@@ -132,7 +132,7 @@ class Tagging(FeatureBased):
             if len(ids) + len(word_ids) > max_tokens:
                 yield _Part(number, ids, positions, words[start:index], tags[start:index])
                 ids, positions, start = [], [], index
-            positions.append(len(self.marks.begin) + len(ids))
+            positions.append(len(self.special_tokens.begin) + len(ids))
             ids = ids + word_ids
         yield _Part(number, ids, positions, words[start:], tags[start:])
 
@@ -150,7 +150,7 @@ class Tagging(FeatureBased):
         return row | {"labels": labels, "is_word": is_word}
 
     def num_tokens(self, example):
-        return len(example.ids) + self.marks.count(1)
+        return len(example.ids) + self.special_tokens.count(1)
 
     def shapes(self, length):
         return self.encoder.shapes(length) | dict.fromkeys(("labels", "is_word"), (length,))

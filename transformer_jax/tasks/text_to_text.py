@@ -1,4 +1,4 @@
-"""Text to text: summaries, answers and labels as text (Raffel et al. 2020; Lewis et al. 2019)."""
+"""Text to text: summaries, replies and labels as text (Raffel et al. 2020; Lewis et al. 2019)."""
 
 import dataclasses
 import itertools
@@ -9,9 +9,9 @@ from transformer_jax.config import NonNegativeInt, UserError
 from transformer_jax.data import arguments, sentences, tokenizers
 from transformer_jax.data.packing import ColumnRows
 from transformer_jax.inference.translating import (
-    Answering,
-    Answers,
     Hypothesis,
+    ScoredOutputs,
+    SplitOutputs,
     Translator,
     check_lengths,
 )
@@ -28,7 +28,7 @@ _MEASURES = {
 
 
 @dataclasses.dataclass
-class TextToText(Answering, PairTask):
+class TextToText(ScoredOutputs, PairTask):
     """The target of each source, as a text of one line.
 
     A column is a name in a table's header, a key of JSON lines, or a TFDS feature. In a table
@@ -125,13 +125,13 @@ class TextToText(Answering, PairTask):
         prefixed = (self.prefix + line if line.strip() else "" for line in lines)
         return super().translate(params, prefixed, n_best, long=long or "truncate")
 
-    def answers(self, params, split):
+    def split_outputs(self, params, split):
         return self._generated(params, arguments.held_out(self.texts.text, split, "files"))
 
-    def _generated(self, params, pairs: Iterable[tuple[str, str]]) -> Answers:
+    def _generated(self, params, pairs: Iterable[tuple[str, str]]) -> SplitOutputs:
         sources, references = map(list, zip(*pairs))
-        best = self.translate(params, track(sources, "answering", len(sources)))
-        return Answers(sources, references, [hypotheses[0].text for hypotheses in best])
+        best = self.translate(params, track(sources, "generating", len(sources)))
+        return SplitOutputs(sources, references, [hypotheses[0].text for hypotheses in best])
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the scores of a split, their intervals, and the scores of the lead baseline.

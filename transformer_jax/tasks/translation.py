@@ -7,13 +7,13 @@ from functools import cached_property, partial
 from transformer_jax.config import NonNegativeInt
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.packing import PairRows
-from transformer_jax.inference.translating import Answering, Answers, check_lengths
+from transformer_jax.inference.translating import ScoredOutputs, SplitOutputs, check_lengths
 from transformer_jax.objectives.texts import PairTask
 from transformer_jax.scores import predictions, texts
 
 
 @dataclasses.dataclass
-class Translation(Answering, PairTask):
+class Translation(ScoredOutputs, PairTask):
     """The cross-entropy of a translation given its source (Vaswani et al. 2017, section 5)."""
 
     bleu_lines: NonNegativeInt = 200  # validation sentences translated at each evaluation; 0: none
@@ -75,11 +75,11 @@ class Translation(Answering, PairTask):
         scores = texts.scores(outputs, references, language)
         return scores | texts.signatures(outputs, references, language) | {"intervals": intervals}
 
-    def answers(self, params, split):
+    def split_outputs(self, params, split):
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
         sources = [source for source, _ in pairs]
         outputs, references = self.translated_pairs(params, pairs)
-        return Answers(sources, references, outputs)
+        return SplitOutputs(sources, references, outputs)
 
     def _score(self, pairs, count, params) -> dict[str, float]:
         translated, references = self.translated_pairs(params, pairs, count)

@@ -129,7 +129,7 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
         case "muon":
             return [_muon(config, traits_of)]
         case "schedule_free":
-            # Adam without its first moment, because averaging the parameters takes its place.
+            # Adam without its first moment, because averaging the parameters replaces it.
             return [
                 optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
             ]

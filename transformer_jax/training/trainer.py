@@ -632,7 +632,7 @@ class _Updates:
         if shape in self._compiled:
             self._timed.append(step)
             state = self._train_step(state, batch)
-            # The next update donates the buffers of this state, so the marker must be a copy.
+            # The next update donates the buffers of this state, so the fence must be a copy.
             self._pace.dispatched(functools.partial(copied, state.step))
             return state
         self._compiled.add(shape)
@@ -671,33 +671,33 @@ class Pace:
     the thread that dispatches it to one device is then the thread that another device needs in
     order to finish.
 
-    Every few steps the host keeps a marker, an array that is ready as soon as its step is. At each
-    marker it waits for the previous one, not for the latest, so that the devices always have a step
+    Every few steps the host keeps a fence, an array that is ready as soon as its step is. At each
+    fence it waits for the previous one, not for the latest, so that the devices always have a step
     to continue with.
     """
 
     def __init__(self):
         self._interval = 1
-        self._steps = 0  # steps since the latest marker
-        self._covered = 1  # steps between the previous marker and the latest one
-        self._marker: jax.Array | None = None
+        self._steps = 0  # steps since the latest fence
+        self._covered = 1  # steps between the previous fence and the latest one
+        self._fence: jax.Array | None = None
         self._ready = time.perf_counter()
 
-    def dispatched(self, marker: Callable[[], jax.Array]) -> None:
-        """Call after dispatching a step; `marker()` returns an array that is ready with it."""
+    def dispatched(self, fence: Callable[[], jax.Array]) -> None:
+        """Call after dispatching a step; `fence()` returns an array that is ready with it."""
         self._steps += 1
         if self._steps < self._interval:
             return
         now = time.perf_counter()
         covered = self._steps
-        if self._marker is not None:
-            jax.block_until_ready(self._marker)
+        if self._fence is not None:
+            jax.block_until_ready(self._fence)
             now = time.perf_counter()
             # A coarse clock may show the same time twice.
             seconds = max(now - self._ready, 1e-9) / self._covered
             # Half of each limit, because up to two intervals are in flight at once.
             self._interval = max(1, min(_MAX_STEPS // 2, int(_MAX_SECONDS / 2 / seconds)))
-        self._marker = marker()
+        self._fence = fence()
         self._ready = now
         self._covered = covered
         self._steps = 0

@@ -531,8 +531,8 @@ def imperative(clause: Clause, polite: bool = False) -> Both:
             *middle,
             verb.prefix.strip(),
         ]
-    mark = "." if polite else "!"
-    return _joined(english_words) + mark, _joined(german_words) + mark
+    punctuation = "." if polite else "!"
+    return _joined(english_words) + punctuation, _joined(german_words) + punctuation
 
 
 def embedded(clause: Clause) -> Clause:

@@ -723,8 +723,8 @@ def finish(en: str, de: str) -> Both:
     """Capitalizes both sides, and merges the comma after a clause with the next punctuation."""
     # Clauses bring their commas along, because only the end of the sentence shows which ones meet.
     de = de.replace(" ,", ",")
-    for mark in ",.?!":
-        de = de.replace(f",{mark}", mark)
+    for punctuation in ",.?!":
+        de = de.replace(f",{punctuation}", punctuation)
     return en[0].upper() + en[1:], de[0].upper() + de[1:]
 
 

@@ -4,16 +4,16 @@ There are tables only, which `morphology` reads.
 
 Nouns are `english[/plural] gender German genitive plural`. Endings are written as in dictionaries:
 `-es` is appended, `¨er` changes the last vowel to its umlaut and is appended, `-` changes nothing.
-Anything else is the whole form. A plural `.` marks a mass noun, which has no plural. The gender `w`
+Anything else is the whole form. The plural `.` denotes a mass noun, which has none. The gender `w`
 is masculine of the weak declension: the genitive is also accusative and dative. Some words differ
 in number between the languages:
 
 * `>` at the end: English plural, German singular (trousers, die Hose).
 * `<` at the end: English singular, German plural (furniture, die Möbel).
-* `pl` in place of the gender: plural in both languages.
+* `pl` instead of the gender: plural in both languages.
 
 Adjectives are `english German [comparative superlative]`. The German is `predicative:stem` where
-endings are appended to another stem (teuer, ein teures Buch). `!` marks adjectives without
+endings are appended to another stem (teuer, ein teures Buch). `!` denotes adjectives without
 comparison.
 
 Verbs are `english = German : ...`. English principal parts are `give/gave/given`. A past `-` is not
@@ -21,7 +21,7 @@ used, because it sounds or looks like the present (read, put). `+on` may follow 
 ("turn it on"). German parts are `geben gibt gegeben`, with `ist` before the participle if that is
 the auxiliary. `an|rufen` is separable, and so is `Klavier_spielen`, in two words. Regular parts are
 left out. After the colon stand the classes or nouns that fit as object, behind the German
-preposition and its case if the verb governs one. `*state` marks verbs without a progressive. Other
+preposition and its case if the verb governs one. `*state` is for verbs without a progressive. Other
 starred words are classes of adverbials and subjects that fit.
 
 An English word in a frame with a class of objects has exactly one German translation. "you" is

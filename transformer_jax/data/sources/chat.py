@@ -7,7 +7,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources import text_files
 from transformer_jax.data.sources.tables import split_files
 from transformer_jax.data.sources.text_files import (
-    Place,
+    Location,
     Span,
     from_json,
     matching_files,
@@ -53,8 +53,8 @@ class Conversations:
         for span in self.spans:
             for index, line in enumerate(text_lines(span)):
                 if line.strip():
-                    place = Place(span, index)
-                    yield _conversation(from_json(line, place), place)
+                    location = Location(span, index)
+                    yield _conversation(from_json(line, location), location)
 
 
 def _boundary(file: str):
@@ -62,25 +62,25 @@ def _boundary(file: str):
     return text_files.next_line
 
 
-def _conversation(value, place: Place) -> list[Message]:
+def _conversation(value, location: Location) -> list[Message]:
     """Returns the messages of a JSON value. Raises UserError if it is not a conversation."""
     match value:
         case {"messages": messages}:
-            check(messages, str(place))
+            check(messages, str(location))
         case {"prompt": prompt, "completion": completion}:
             for name in ("prompt", "completion"):
-                _check_text(value[name], f"{place}: {name!r}")
+                _check_text(value[name], f"{location}: {name!r}")
             messages = [
                 {"role": "user", "content": prompt},
                 {"role": "assistant", "content": completion},
             ]
         case _:
             raise UserError(
-                f"{place}: not a JSON object with 'messages', or with 'prompt' and 'completion'"
+                f"{location}: not a JSON object with 'messages', or with 'prompt' and 'completion'"
             )
     # Refused here, where the line is known: all of its weights would be 0.
     if not any(message["role"] == "assistant" for message in messages):
-        raise UserError(f"{place}: no message of the assistant, so nothing to learn from")
+        raise UserError(f"{location}: no message of the assistant, so nothing to learn from")
     return messages
 
 
@@ -109,7 +109,7 @@ def check_turns(messages, where: str) -> None:
     """Raises UserError if `messages` is not a conversation that ends with a user's message."""
     check(messages, where)
     if messages[-1]["role"] != "user":
-        raise UserError(f"{where}: the last one must be of the user, whom the model answers")
+        raise UserError(f"{where}: the last one must be of the user, to whom the model replies")
 
 
 def _check_text(text, name: str) -> None:
@@ -150,7 +150,7 @@ class GrammarConversations:
 
 
 def _translation(split: str, number: int) -> list[Message]:
-    """Returns a question for a translation, and its answer."""
+    """Returns a question for a translation, and the reply."""
     from transformer_jax.corpora import grammar
 
     english, german = grammar.sentence_pair(0, split, number)

@@ -81,7 +81,7 @@ class Table:
                 indices = self._indices(header, where)
                 continue
             # A row of another width often has a tab or an unquoted comma in its text, so that all
-            # columns behind it would be read from the wrong place.
+            # columns behind it are shifted.
             if max(indices) >= len(row) or (header and len(row) != len(header)):
                 if not self.skip:
                     raise _wrong_width(where, row, header, max(indices))

@@ -38,7 +38,7 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Location:
     """The location of line `index` (from 0) of a span, as FILE:NUMBER in error messages."""
 
     span: Span
@@ -88,13 +88,13 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 fault = f"{error.reason} at byte {error.start} of the line"
-                raise UserError(f"{Place(span, index)}: not UTF-8 ({fault})") from None
+                raise UserError(f"{Location(span, index)}: not UTF-8 ({fault})") from None
             if offset == len(raw):  # only the first line of a file may begin with a byte-order mark
                 line = line.removeprefix("\ufeff")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 
 
-def from_json(text: str, where: str | Place, unique_keys: bool = False):
+def from_json(text: str, where: str | Location, unique_keys: bool = False):
     """Returns the value of a JSON text; `where` is its location for error messages.
 
     Raises UserError if the text is not JSON, or if it contains a lone surrogate such as \\ud83d,

@@ -4,7 +4,8 @@
 a run, and `read_published` opens the tokenizer of a published model.
 """
 
-from transformer_jax.data.tokenizers.chat import ChatTokenizer, with_marks
+from transformer_jax.config import renamed_in
+from transformer_jax.data.tokenizers.chat import ChatTokenizer, with_special_tokens
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import (
     ContinuedPair,
@@ -44,5 +45,7 @@ __all__ = [
     "train",
     "train_cached",
     "train_pair",
-    "with_marks",
+    "with_special_tokens",
 ]
+
+__getattr__ = renamed_in(__name__, {"with_marks": "with_special_tokens"})

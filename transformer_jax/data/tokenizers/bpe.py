@@ -119,17 +119,17 @@ class BPE(LibraryTokenizer):
             settings |= {"add_bos_token": True, "bos_token": start}
         return settings
 
-    def hf_marked(self, marks):
+    def hf_with_delimiters(self, delimiters):
         library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
         names = ("<start>", "<delimiter>", "<extract>")
         # The library numbers added tokens consecutively, so unused tokens fill the gap between the
         # tokenizer's vocabulary and the delimiter tokens, which are at the end of the model's.
-        unused = [f"<unused {i}>" for i in range(self.vocab_size, marks[0])]
+        unused = [f"<unused {i}>" for i in range(self.vocab_size, delimiters[0])]
         library.add_special_tokens([*unused, *names])
         library.post_processor = huggingface.processors.TemplateProcessing(
             single="<start> $A <extract>",
             pair="<start> $A <delimiter> $B <extract>",
-            special_tokens=list(zip(names, marks)),
+            special_tokens=list(zip(names, delimiters)),
         )
         config = {"tokenizer_class": "PreTrainedTokenizerFast"}
         return {
@@ -262,7 +262,7 @@ class GPT1BPE(BPE):
     def ends_word(self, piece):
         return piece.endswith("</w>")
 
-    def without_marks(self, piece):
+    def without_boundaries(self, piece):
         return piece.removesuffix("</w>")
 
 

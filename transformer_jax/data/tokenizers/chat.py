@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Renamed, UserError, renamed_in
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 
 ROLES = ("system", "user", "assistant")
-MARKS = ("<system>", "<user>", "<assistant>", "<end>")  # one for each role, and the end
+SPECIAL_TOKENS = ("<system>", "<user>", "<assistant>", "<end>")  # one for each role, and the end
 FILE = "chat.json"
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": a text}
@@ -36,12 +36,14 @@ class Rendered(NamedTuple):
 
     Attributes:
       ids: (N,) int32.
-      is_answer: (N,) bool, the tokens that the assistant generates: its texts, and the end token
-        of each of its messages.
+      is_completion: (N,) bool, the tokens that the assistant generates: its texts, and the end
+        token of each of its messages.
     """
 
     ids: Integer[np.ndarray, " N"]
-    is_answer: Bool[np.ndarray, " N"]
+    is_completion: Bool[np.ndarray, " N"]
+
+    is_answer = Renamed("is_answer", "is_completion")
 
 
 class ChatTokenizer(Tokenizer):
@@ -52,22 +54,32 @@ class ChatTokenizer(Tokenizer):
     text. A conversation begins with the ids `prefix`, as a text of the base tokenizer does.
     """
 
-    def __init__(self, base: Tokenizer, marks: Sequence[str] = MARKS, prefix: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        base: Tokenizer,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        prefix: tuple[int, ...] = (),
+    ):
         super().__init__(base.model)
         self.base = base
         self.prefix = prefix
-        self.marks = tuple(marks)
-        self.vocab_size = base.vocab_size + len(self.marks)
+        self.special_tokens = tuple(special_tokens)
+        self.vocab_size = base.vocab_size + len(self.special_tokens)
         ids = range(base.vocab_size, self.vocab_size)
         self.role_ids = dict(zip(ROLES, ids))
         self.end_id = ids[-1]
         for name in ("eos_id", "bos_id", "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
             setattr(self, name, getattr(base, name))
         self.never, self.pair_separators = base.never, base.pair_separators
-        self.special = np.append(base.special, [True] * len(self.marks))
+        self.special = np.append(base.special, [True] * len(self.special_tokens))
 
     def __reduce__(self):
-        return type(self), (self.base, self.marks, self.prefix)
+        return type(self), (self.base, self.special_tokens, self.prefix)
+
+    marks = Renamed("marks", "special_tokens")
+    answer = Renamed("answer", "completion")
+    is_answer = Renamed("is_answer", "is_completion")
+    answering = Renamed("answering", "for_replies")
 
     # The template: a conversation as ids. Text never passes through a template in Jinja, where a
     # user could write special tokens.
@@ -89,7 +101,7 @@ class ChatTokenizer(Tokenizer):
         # The text of a message is encoded by itself, so that its ids do not depend on what stands
         # around it.
         ids = np.fromiter(itertools.chain(self.prefix, *parts), np.int32)
-        return Rendered(ids, self.is_answer(ids))
+        return Rendered(ids, self.is_completion(ids))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of a conversation, followed by the special token of the assistant."""
@@ -100,11 +112,11 @@ class ChatTokenizer(Tokenizer):
         role_id = self.role_ids["assistant"]
         return [[*each.ids.tolist(), role_id] for each in self.render_all(conversations)]
 
-    def answer(self, text: str) -> list[int]:
+    def completion(self, text: str) -> list[int]:
         """Returns the ids of a completion of a `prompt`, including the end of the message."""
         return [*self.encode(text), self.end_id]
 
-    def is_answer(self, ids: Integer[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+    def is_completion(self, ids: Integer[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
         """Returns which ids the assistant generates.
 
         These are the ids after the assistant's special token, up to and including the end of the
@@ -119,12 +131,12 @@ class ChatTokenizer(Tokenizer):
         return (before >= 0) & (ids[before] == self.role_ids["assistant"])
 
     @property
-    def answering(self) -> "ChatTokenizer":
+    def for_replies(self) -> "ChatTokenizer":
         """A copy of this tokenizer for generation, in which the end of a message is `eos_id`."""
         # A shallow copy, because both share the base tokenizer, which is large.
-        answering = copy.copy(self)
-        answering.eos_id = self.end_id
-        return answering
+        tokenizer = copy.copy(self)
+        tokenizer.eos_id = self.end_id
+        return tokenizer
 
     # The tokenizer of a text, which is the base tokenizer's: only the structure of a conversation
     # needs the further tokens.
@@ -151,25 +163,25 @@ class ChatTokenizer(Tokenizer):
     def pieces(self, ids):
         first = self.base.vocab_size
         return [
-            self.marks[i - first] if self._is_role_or_end(i) else self.base.pieces([i])[0]
+            self.special_tokens[i - first] if self._is_role_or_end(i) else self.base.pieces([i])[0]
             for i in ids
         ]
 
     def begins_word(self, piece):
-        return piece in self.marks or self.base.begins_word(piece)
+        return piece in self.special_tokens or self.base.begins_word(piece)
 
     def ends_word(self, piece):
-        return piece in self.marks or self.base.ends_word(piece)
+        return piece in self.special_tokens or self.base.ends_word(piece)
 
-    def without_marks(self, piece):
-        return piece if piece in self.marks else self.base.without_marks(piece)
+    def without_boundaries(self, piece):
+        return piece if piece in self.special_tokens else self.base.without_boundaries(piece)
 
     def fingerprint(self):
         prefix = f" {json.dumps(self.prefix)}" if self.prefix else ""
-        return f"{self.base.fingerprint()} {json.dumps(self.marks)}{prefix}"
+        return f"{self.base.fingerprint()} {json.dumps(self.special_tokens)}{prefix}"
 
     def files(self):
-        content = {"marks": self.marks} | ({"prefix": self.prefix} if self.prefix else {})
+        content = {"marks": self.special_tokens} | ({"prefix": self.prefix} if self.prefix else {})
         return self.base.files() | {FILE: json.dumps(content).encode()}
 
     @property
@@ -177,37 +189,41 @@ class ChatTokenizer(Tokenizer):
         return [self.eos_id, self.end_id]
 
     def hf_files(self):
-        *role_tokens, end = self.marks
-        marks = json.dumps(dict(zip(ROLES, role_tokens)))
+        *role_tokens, end = self.special_tokens
+        roles = json.dumps(dict(zip(ROLES, role_tokens)))
         before = "".join(self.base.pieces(list(self.prefix)))
         start = f"{{{{ {json.dumps(before)} }}}}" if before else ""
         # The same template in Jinja, for programs that use Hugging Face's tokenizers.
         template = (
-            f"{start}{{% set marks = {marks} %}}{{% for message in messages %}}"
-            f"{{{{ marks[message['role']] + message['content'] + {json.dumps(end)} }}}}"
+            f"{start}{{% set roles = {roles} %}}{{% for message in messages %}}"
+            f"{{{{ roles[message['role']] + message['content'] + {json.dumps(end)} }}}}"
             f"{{% endfor %}}{{% if add_generation_prompt %}}"
-            f"{{{{ marks['assistant'] }}}}{{% endif %}}"
+            f"{{{{ roles['assistant'] }}}}{{% endif %}}"
         )
-        return self.base.hf_with(self.marks, {"eos_token": end, "chat_template": template})
+        return self.base.hf_with(self.special_tokens, {"eos_token": end, "chat_template": template})
 
 
-def with_marks(tokenizer: Tokenizer, marks: Sequence[str]) -> ChatTokenizer:
+def with_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> ChatTokenizer:
     """Returns the tokenizer with these special tokens for system, user, assistant and the end.
 
-    Raises UserError if `marks` are not four different texts, or if the tokenizer already has other
+    Raises UserError if `tokens` are not four different texts, or if the tokenizer already has other
     ones.
     """
-    are_texts = all(isinstance(mark, str) and mark.strip() for mark in marks)
-    if len(marks) != len(MARKS) or not are_texts or len(set(marks)) < len(marks):
+    tokens = tuple(tokens)
+    are_texts = all(isinstance(token, str) and token.strip() for token in tokens)
+    if len(tokens) != len(SPECIAL_TOKENS) or not are_texts or len(set(tokens)) < len(tokens):
         raise UserError(
-            f"config.task.special_tokens={tuple(marks)!r}: must be four different texts, for "
+            f"config.task.special_tokens={tokens!r}: must be four different texts, for "
             "system, user, assistant and the end of a message"
         )
     if not isinstance(tokenizer, ChatTokenizer):
-        return ChatTokenizer(tokenizer, marks, tokenizer.prefix)
-    if tokenizer.marks != tuple(marks):
+        return ChatTokenizer(tokenizer, tokens, tokenizer.prefix)
+    if tokenizer.special_tokens != tokens:
         raise UserError(
-            f"config.task.special_tokens={tuple(marks)!r}: the run in config.init_from has "
-            f"{tokenizer.marks!r}; give these"
+            f"config.task.special_tokens={tokens!r}: the run in config.init_from has "
+            f"{tokenizer.special_tokens!r}; give these"
         )
     return tokenizer
+
+
+__getattr__ = renamed_in(__name__, {"MARKS": "SPECIAL_TOKENS", "with_marks": "with_special_tokens"})

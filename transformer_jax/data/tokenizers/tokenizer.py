@@ -17,7 +17,7 @@ from transformer_jax.config import UserError
 # The interface of all tokenizers, which convert text to ids and back. Tasks know nothing else of a
 # tokenizer, so that any of them can be used with any model that has its special tokens.
 
-# Beside the tokenizer's own file, whose format may have no place for a prefix.
+# Beside the tokenizer's own file, whose format may have no field for a prefix.
 PREFIX_FILE = "prefix.json"
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _ENCODE = "encode takes a text or a list of texts"
@@ -183,7 +183,7 @@ class Tokenizer:
         for i, piece in zip(ids, self.pieces(ids)):
             if is_complete or i == self.eos_id or self.begins_word(piece):
                 words.append("")
-            words[-1] += self.without_marks(piece)
+            words[-1] += self.without_boundaries(piece)
             indices.append(len(words) - 1)
             is_complete = i == self.eos_id or self.ends_word(piece)
         return words, indices
@@ -194,8 +194,8 @@ class Tokenizer:
     def ends_word(self, piece: str) -> bool:
         return False
 
-    def without_marks(self, piece: str) -> str:
-        """Returns a piece without the characters that mark the start or the end of a word."""
+    def without_boundaries(self, piece: str) -> str:
+        """Returns a piece without the characters that show where a word starts or ends."""
         return piece.strip("▁")
 
     def fingerprint(self) -> str:
@@ -223,11 +223,11 @@ class Tokenizer:
         """
         return {}
 
-    def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
+    def hf_with_delimiters(self, delimiters: tuple[int, int, int]) -> dict[str, bytes]:
         """Returns files, in addition to `hf_files`, for a model fine-tuned with delimiter tokens.
 
-        `marks` are the ids of the start, delimiter and end tokens, which are the last ones of the
-        vocabulary.
+        `delimiters` are the ids of the start, delimiter and end tokens, which are the last ones of
+        the vocabulary.
         """
         return {}
 

@@ -364,14 +364,14 @@ def chat_of_run(
     data,
     text: Callable,
     vocab_size: int,
-    marks: tuple[str, ...],
+    special_tokens: tuple[str, ...],
 ) -> chat.ChatTokenizer:
-    """Returns the tokenizer of a run on conversations, which has `marks` as its special tokens.
+    """Returns the tokenizer of a run on conversations, which has these special tokens.
 
     If the tokenizer is trained, its vocabulary leaves room for these tokens within `vocab_size`.
     """
-    tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(marks))
-    tokenizer = chat.with_marks(tokenizer, marks)
+    tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(special_tokens))
+    tokenizer = chat.with_special_tokens(tokenizer, special_tokens)
     check_size(tokenizer, vocab_size)
     return tokenizer
 

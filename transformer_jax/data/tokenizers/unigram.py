@@ -69,8 +69,7 @@ class SentencePiece(Tokenizer):
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type=model_type,
-                # A small vocabulary has no room for rare characters, which would take the place of
-                # words.
+                # A small vocabulary has no room for rare characters, which would displace words.
                 character_coverage=1.0 if vocab_size > 2000 else 0.9995,
                 # Otherwise, training on a small text would fail and not stop at the pieces that
                 # there are.

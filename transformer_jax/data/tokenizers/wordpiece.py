@@ -114,7 +114,7 @@ class WordPiece(LibraryTokenizer):
     def begins_word(self, piece):
         return not piece.startswith("##")
 
-    def without_marks(self, piece):
+    def without_boundaries(self, piece):
         return piece.removeprefix("##")
 
     def hf_files(self):

@@ -109,7 +109,7 @@ class Words(Tokenizer):
     def begins_word(self, piece):
         return True
 
-    def without_marks(self, piece):
+    def without_boundaries(self, piece):
         return piece
 
 
@@ -172,7 +172,7 @@ class Spelled(Tokenizer):
     def begins_word(self, piece):
         return True
 
-    def without_marks(self, piece):
+    def without_boundaries(self, piece):
         return piece
 
     @functools.cached_property
@@ -273,7 +273,7 @@ class Residues(Tokenizer):
     """One token for each residue, which is an upper-case letter (ESM, Rives et al. 2021).
 
     Ids are the same as with Hugging Face's EsmTokenizer, except that lower-case letters, by which
-    data bases mark repeats, are read as the same residues. White space is ignored, and any other
+    data bases denote repeats, are read as the same residues. White space is ignored, and any other
     character is unknown. In `encode_masked`, both "<mask>" and "[MASK]" are a masked residue.
 
     Raises ValueError if the alphabet lacks a special token or has duplicates.
@@ -333,7 +333,7 @@ class Residues(Tokenizer):
     def begins_word(self, piece):
         return True
 
-    def without_marks(self, piece):
+    def without_boundaries(self, piece):
         return piece
 
     def hf_files(self):

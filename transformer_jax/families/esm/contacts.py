@@ -145,11 +145,11 @@ class Mutation(NamedTuple):
     """A substitution, such as A10V: a residue, its position from 1, and the new residue."""
 
     wild: str
-    place: int
+    position: int
     mutant: str
 
     def __str__(self):
-        return f"{self.wild}{self.place}{self.mutant}"
+        return f"{self.wild}{self.position}{self.mutant}"
 
 
 class Mutant(NamedTuple):
@@ -216,7 +216,7 @@ class Marginals:
     def _log_probs(self, params, mutants: Sequence[Mutant]) -> Float[np.ndarray, "B K V"]:
         """Returns the log-probabilities of all residues at the masked positions."""
         rows = [self._masked(mutant) for mutant in mutants]
-        positions = [[mutation.place for mutation in mutant.mutations] for mutant in mutants]
+        positions = [[mutation.position for mutation in mutant.mutations] for mutant in mutants]
         length = min(rounded_up(max(map(len, rows)), _MULTIPLE), self.model.window)
         count = rounded_up(max(map(len, positions)), _MASK_MULTIPLE)
         tokens = padded(rows, length, self.batch)
@@ -231,7 +231,7 @@ class Marginals:
         tokenizer = self.tokenizer
         row = [tokenizer.cls_id, *tokenizer.encode(mutant.residues), tokenizer.eos_id]
         for mutation in mutant.mutations:
-            row[mutation.place] = tokenizer.mask_id
+            row[mutation.position] = tokenizer.mask_id
         return row
 
     @partial(jax.jit, static_argnums=0)

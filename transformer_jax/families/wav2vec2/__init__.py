@@ -249,12 +249,12 @@ class Wav2Vec2(SignalEncoder):
     def predictions(
         self,
         inputs: Inputs,
-        places: Int[ArrayLike, "B P"],
+        masked_positions: Int[ArrayLike, "B P"],
         *,
         temperature: Float[Array, ""] | float = 1.0,
         train: bool = False,
     ) -> Predictions:
-        """Returns the contexts and the quantized features of the frames `places` (B, P).
+        """Returns the contexts and the quantized features at `masked_positions` (B, P).
 
         The targets are quantized from features before masking, which applies only to the input of
         the Transformer (section 3).
@@ -262,7 +262,7 @@ class Wav2Vec2(SignalEncoder):
         features = self.features(inputs.sound)
         normed = self.feature_norm(features)
         hidden = self._states(normed, inputs, train=train)
-        indices = jnp.asarray(places)[..., None]
+        indices = jnp.asarray(masked_positions)[..., None]
         selected = jnp.take_along_axis(normed, indices, axis=1)  # (B, P, C)
         quantized = self.quantizer(
             self.drop_quantized(selected, train=train), temperature, train=train

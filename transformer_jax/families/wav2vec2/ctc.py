@@ -130,7 +130,7 @@ class PrefixBeam:
                 # A token that equals the last one extends the prefix only after a blank. Without a
                 # blank in between, the two are merged.
                 before = state.blank if prefix and token == prefix[-1] else state.both
-                # Prefixes of probability 0 would take places in the beam.
+                # Prefixes of probability 0 would take up the beam.
                 if before == _IMPOSSIBLE:
                     continue
                 longer = (*prefix, token)

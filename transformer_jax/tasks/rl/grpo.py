@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from transformer_jax.config import NonNegativeFloat, PositiveInt, Range
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.objectives import rollouts
-from transformer_jax.objectives.rollouts import Answers, Policy
+from transformer_jax.objectives.rollouts import Completions, Policy
 
 
 @dataclasses.dataclass
@@ -33,14 +33,14 @@ class GRPO(Policy):
     unbiased_kl: bool = False
 
     def __post_init__(self):
-        self.num_answers = self.group_size
+        self.num_completions = self.group_size
         super().__post_init__()
         self.passes = (self.epochs, self.minibatches)
         self.coefficients = {"policy": 1.0, "kl": self.kl_coefficient}
 
     def experience(self, params, batch, context: Context):
         """Returns rollouts with their advantages. There is no memory."""
-        rollout = self.answered(params, batch, context)
+        rollout = self.rewarded_completions(params, batch, context)
         rollout |= self.in_parts(lambda rows: self._before(params, rows), rollout)
         # The completions of a prompt are consecutive rows, so that a reshape makes the groups.
         groups = rollout["rewards"].reshape(-1, self.group_size)
@@ -62,7 +62,7 @@ class GRPO(Policy):
 
     def loss(self, params, batch, context: Context) -> Loss:
         """Returns the sums over completions, each of which has the same weight at any length."""
-        filled = Answers.of(batch).filled(self.max_tokens)
+        filled = Completions.of(batch).filled(self.max_tokens)
         log_probs = self.policy_log_probs(params, batch)
         log_ratios = log_probs - batch["old_log_probs"]
         policy_losses, divergences = objectives(

@@ -17,7 +17,7 @@ from transformer_jax.data.chat_rows import WithTexts
 from transformer_jax.data.texts import TextWindows
 from transformer_jax.layers.embeddings import Head
 from transformer_jax.objectives import rollouts
-from transformer_jax.objectives.rollouts import Answers, Policy
+from transformer_jax.objectives.rollouts import Completions, Policy
 from transformer_jax.objectives.texts import check_row_length
 
 
@@ -59,7 +59,7 @@ class PPO(Policy):
     @cached_property
     def _texts(self) -> TextWindows:
         # Texts are read as the training files of a language model, so in a copy of the config they
-        # take the place of the prompts.
+        # replace the prompts.
         config = ConfigDict(self.config).copy_and_resolve_references()
         with config.ignore_type():
             config.data.train_files, config.data.valid_files = self.text_files, None
@@ -95,9 +95,9 @@ class PPO(Policy):
 
     def experience(self, params, batch, context: Context):
         """Returns rollouts with advantages and returns, and the next KL coefficient."""
-        rollout = self.answered(params, batch, context)
+        rollout = self.rewarded_completions(params, batch, context)
         rollout |= self.in_parts(lambda rows: self._before(params, rows), rollout)
-        filled = Answers.of(rollout).filled(self.max_tokens)
+        filled = Completions.of(rollout).filled(self.max_tokens)
         coefficient = context.memory
         log_ratios = rollout["old_log_probs"] - rollout["reference_log_probs"]
         is_last = filled & ~jnp.pad(filled[:, 1:], ((0, 0), (0, 1)))
@@ -129,7 +129,7 @@ class PPO(Policy):
         }
 
     def _log_probs_and_values(self, params, rows):
-        completions = Answers.of(rows)
+        completions = Completions.of(rows)
         # The policy and the value function share one forward pass.
         states = self.policy_states(params, completions)
         log_probs = self.log_probs_of_states(self.model, params, states, completions)
@@ -155,7 +155,7 @@ class PPO(Policy):
         return weights
 
     def loss(self, params, batch, context: Context) -> Loss:
-        filled = Answers.of(batch).filled(self.max_tokens)
+        filled = Completions.of(batch).filled(self.max_tokens)
         log_probs, values = self._log_probs_and_values(params, batch)
         log_ratios = log_probs - batch["old_log_probs"]
         policy_losses = rollouts.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)

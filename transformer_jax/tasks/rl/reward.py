@@ -33,7 +33,7 @@ class Reward(PreferenceTask, FineTuning):
     reference_examples: PositiveInt = 1000  # training examples over which rewards are normalized
 
     two_texts = True
-    marks_texts = False
+    adds_special_tokens = False
     empty_details = {"reward": None}
 
     def __post_init__(self):
@@ -42,10 +42,10 @@ class Reward(PreferenceTask, FineTuning):
 
     @property
     def room(self) -> int:
-        return self.length - self.marks.count(2)
+        return self.length - self.special_tokens.count(2)
 
     def num_tokens(self, example):
-        return preferences.num_tokens(example) + self.marks.count(2)
+        return preferences.num_tokens(example) + self.special_tokens.count(2)
 
     def row(self, example):
         rows = [

@@ -25,7 +25,7 @@ from transformer_jax.data.speech import (
 from transformer_jax.families.wav2vec2 import ctc
 from transformer_jax.families.wav2vec2.ctc import SpellingModel, Transcriber, Transcript
 from transformer_jax.families.wav2vec2.speech import SpeechTask
-from transformer_jax.inference.translating import Answering, Answers
+from transformer_jax.inference.translating import ScoredOutputs, SplitOutputs
 from transformer_jax.layers.embeddings import Head
 from transformer_jax.pictures.progress import track
 from transformer_jax.scores.texts import WordErrors
@@ -34,7 +34,7 @@ _READ_TOGETHER = 64  # utterances
 
 
 @dataclasses.dataclass
-class CTC(Answering, SpeechTask):
+class CTC(ScoredOutputs, SpeechTask):
     """A linear head predicts the characters of each frame (Baevski et al. 2020, section 3.3).
 
     The model is initialized from the run in `config.init_from`, if there is one. The loss of an
@@ -239,11 +239,11 @@ class CTC(Answering, SpeechTask):
         transcribed = self._transcribed(params, self.source.records(split), most)
         return self.scored(transcribed.outputs, transcribed.references)
 
-    def answers(self, params, split):
+    def split_outputs(self, params, split):
         records = arguments.held_out(self.source.records, split, "files")
         return self._transcribed(params, records)
 
-    def _transcribed(self, params, records, most: int | None = None) -> Answers:
+    def _transcribed(self, params, records, most: int | None = None) -> SplitOutputs:
         """Returns transcripts of the first utterances that have a reference transcript."""
         utterances = Utterances(records)
         numbers = np.flatnonzero(utterances.characters)[:most]
@@ -251,7 +251,7 @@ class CTC(Answering, SpeechTask):
         results = self.transcribe(params, track(sounds, "transcribing", len(numbers)))
         outputs = [transcripts[0].text for transcripts in results]
         texts = [self.spelling.words(each.text) for each in _read(utterances, numbers)]
-        return Answers([str(number) for number in numbers], texts, outputs)
+        return SplitOutputs([str(number) for number in numbers], texts, outputs)
 
     def evaluate(self, params, split):
         """Returns the mean loss of a split, its error rates, and their confidence intervals.
@@ -259,7 +259,7 @@ class CTC(Answering, SpeechTask):
         Raises UserError if the run has no such split.
         """
         means = super().evaluate(params, split)
-        transcribed = self.answers(params, split)
+        transcribed = self.split_outputs(params, split)
         scores = self.scored(transcribed.outputs, transcribed.references)
         intervals = self.intervals(transcribed.outputs, transcribed.references)
         return means | scores | {"intervals": intervals}

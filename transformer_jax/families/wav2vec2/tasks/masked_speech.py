@@ -73,7 +73,7 @@ class MaskedSpeech(SpeechTask):
     def batch_spec(self, row_shape: int):
         most = self.masking.most(self.frames)
         shapes = {"masked": (self.frames,), "distractors": (most, self.distractors)}
-        return self.spec_of_rows(shapes | dict.fromkeys(("places", "weights"), (most,)))
+        return self.spec_of_rows(shapes | dict.fromkeys(("masked_positions", "weights"), (most,)))
 
     def init(self, rng):
         sound, positions = jnp.zeros((1, self.samples)), jnp.zeros((1, 2), jnp.int32)
@@ -118,7 +118,7 @@ class MaskedSpeech(SpeechTask):
         return self.model.apply(
             {"params": params},
             Inputs(sound=batch["sound"], lengths=batch["length"], masked=batch["masked"]),
-            batch["places"],
+            batch["masked_positions"],
             temperature=temperature,
             train=context.train,
             method="predictions",
