@@ -170,8 +170,8 @@ def _part(length: int, loss: int, random: np.random.Generator) -> slice:
 
 # The share of rows that are shorter, `short_seq_prob` in the published create_pretraining_data.py.
 _SHORT_ROWS = 0.1
-# Sums of the lengths of texts are stored in 4 bytes up to here, and in 8 beyond. The margin lets the
-# length of a row be added to any of them without an overflow of uint32.
+# Sums of the lengths of texts are stored in 4 bytes up to here, and in 8 beyond. The margin lets
+# the length of a row be added to any of them without an overflow of uint32.
 _FOUR_BYTES = 2**32 - 2**20
 
 

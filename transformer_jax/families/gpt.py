@@ -239,8 +239,8 @@ _GPT2 = {
 }
 _CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
 
-# This key of config.json says that the last three ids start, separate and end the texts of a row. Its
-# name must not change, because exported checkpoints contain it.
+# This key of config.json says that the last three ids start, separate and end the texts of a row.
+# Its name must not change, because exported checkpoints contain it.
 _HAS_SPECIAL_TOKENS = "transformer_jax_marks"
 _NUM_SPECIAL_TOKENS = 3
 

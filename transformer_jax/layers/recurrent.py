@@ -91,8 +91,8 @@ def _backward(step, residuals, gradients):
 
         _, pull_back, factors = jax.vjp(replayed, products, shared, inputs, state, has_aux=True)
         d_products, added, d_inputs, d_state = pull_back((d_state, d_output))
-        # A step may use shared arrays in any way, so their gradients are added up step by step. Those
-        # of the weights are one product over all steps after the loop.
+        # A step may use shared arrays in any way, so their gradients are added up step by step.
+        # Those of the weights are one product over all steps after the loop.
         d_shared = jax.tree.map(jnp.add, d_shared, added)
         return (d_state, d_shared), (d_inputs, factors, d_products)
 

@@ -235,8 +235,8 @@ def attach_relative(rng: Draw, np: NP, past: bool, avoid: Verb) -> None:
     person = noun.kind in ("person", "kin")
     x = rng.random()
     word = "who" if person else "that"
-    # A German pronoun that is not the subject has the case of its own role ("dem", "in der") and comes
-    # before the clause, whereas a subject is already a part of it.
+    # A German pronoun that is not the subject has the case of its own role ("dem", "in der") and
+    # comes before the clause, whereas a subject is already a part of it.
     lead = ""
     pronoun = NP(
         word,

@@ -55,8 +55,8 @@ from transformer_jax.corpora.grammar.morphology import (
 # --------------------------------------------------------------------------------------------------
 # Selection classes: which words fit together, and the weights of choices.
 #
-# They keep the sentences plausible: one eats food, for example, but reads books. A choice that occurs
-# several times in a tuple has a higher weight, so that one uniform draw serves all choices.
+# They keep the sentences plausible: one eats food, for example, but reads books. A choice that
+# occurs several times in a tuple has a higher weight, so that one uniform draw serves all choices.
 
 PEOPLE = nouns(["person"])
 KIN = nouns(["kin"])
