@@ -241,6 +241,8 @@ def test_heads_from_transformers(architecture, wide, tmp_path):
     elif wide:
         sizes = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3)
         sizes["layer_norm_eps"] = 1e-12
+        if architecture.startswith("Longformer"):
+            sizes["attention_window"] = [4, 8, 4]  # one of each layer
     if wide and "id2label" in make_heads.HEADS[architecture]:
         # Labels without names.
         sizes |= dict(num_labels=4, id2label=None)
