@@ -18,7 +18,7 @@ FILES = {
 from jaxtyping import Array, Float
 
 from transformer_jax.contracts.model import SignalEncoder, takes_inputs
-from transformer_jax.families.piano_roll.rolls import RollInputs
+from transformer_jax.families.guest_rolls.rolls import RollInputs
 from transformer_jax.layers.parameters import Linear
 
 
@@ -76,7 +76,7 @@ class Rolls:
             for each in contents
         ]
 """,
-    "sources/scales.py": '''
+    "sources/guest_scales.py": '''
 import dataclasses
 
 import numpy as np
@@ -99,7 +99,7 @@ class Scales(Source):
             roll = np.roll(np.eye(self.keys, dtype=np.uint8), -first, axis=0)
             yield Record(roll.tobytes(), {"first": first})
 ''',
-    "tasks/next_frames.py": '''
+    "tasks/guest_frames.py": '''
 import dataclasses
 
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ import optax
 
 from transformer_jax.config import build_model
 from transformer_jax.contracts.task import Loss
-from transformer_jax.families.piano_roll.rolls import Rolls
+from transformer_jax.families.guest_rolls.rolls import Rolls
 from transformer_jax.objectives.texts import SourceTask
 
 
@@ -152,7 +152,7 @@ class NextFrames(SourceTask):
     "tasks/others.py": "raise ImportError('only the named file is imported')\n",
 }
 SECTIONS = dict(
-    model=dict(name="piano_roll"), task=dict(name="next_frames"), source=dict(name="scales")
+    model=dict(name="guest_rolls"), task=dict(name="guest_frames"), source=dict(name="guest_scales")
 )
 
 
@@ -160,22 +160,22 @@ SECTIONS = dict(
 def folder(tmp_path, monkeypatch):
     """Returns a folder of modalities, which is a part of `families`, with one modality."""
     for name, content in FILES.items():
-        path = tmp_path / "families/piano_roll" / name
+        path = tmp_path / "families/guest_rolls" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path / "families")])
     yield tmp_path / "families"
-    for name in [name for name in sys.modules if ".families.piano_roll" in name]:
+    for name in [name for name in sys.modules if ".families.guest_rolls" in name]:
         del sys.modules[name]
-    vars(families).pop("piano_roll", None)
+    vars(families).pop("guest_rolls", None)
 
 
 def test_a_folder_brings_its_model_task_and_source(folder, tmp_path):
-    assert "piano_roll" in configs.class_names("model")
-    assert {"next_frames", "others"} < {*configs.class_names("task")}
+    assert "guest_rolls" in configs.class_names("model")
+    assert {"guest_frames", "others"} < {*configs.class_names("task")}
     assert "_shared" not in configs.class_names("task")
-    assert "scales" in configs.class_names("source")
-    assert "transformer_jax.families.piano_roll" not in sys.modules  # a list imports no file
+    assert "guest_scales" in configs.class_names("source")
+    assert "transformer_jax.families.guest_rolls" not in sys.modules  # a list imports no file
     sections = SECTIONS | dict(data=dict(cache=str(tmp_path / "cache")), train=dict(batch=4))
     config = configs.experiment(**sections)
     configs.validate(config)
@@ -191,13 +191,13 @@ def test_a_folder_brings_its_model_task_and_source(folder, tmp_path):
 
 def test_a_model_of_another_modality_is_refused(folder):
     config = configs.experiment(**SECTIONS | dict(model=dict(name="vit")))
-    with pytest.raises(UserError, match="'vit': reads images, and .*'next_frames' gives rolls"):
+    with pytest.raises(UserError, match="'vit': reads images, and .*'guest_frames' gives rolls"):
         make_task(config)
 
 
 @pytest.mark.parametrize("section, name", [("task", "ctc"), ("source", "fasta")])
 def test_a_name_that_two_files_have_is_refused(folder, section, name):
-    file = folder / "piano_roll" / f"{section}s" / f"{name}.py"
+    file = folder / "guest_rolls" / f"{section}s" / f"{name}.py"
     file.write_text("")
     assert configs.class_names(section).count(name) == 1
     with pytest.raises(UserError, match=f"config.{section}.name='{name}': .*/{name}.py and {file}"):
@@ -205,9 +205,9 @@ def test_a_name_that_two_files_have_is_refused(folder, section, name):
 
 
 def test_a_file_and_a_folder_with_the_name_of_a_model_are_refused(folder):
-    (folder / "piano_roll.py").write_text("")
-    with pytest.raises(UserError, match="piano_roll.py and .*__init__.py have this name; rename"):
-        configs.named_class("model", "piano_roll")
+    (folder / "guest_rolls.py").write_text("")
+    with pytest.raises(UserError, match="guest_rolls.py and .*__init__.py have this name; rename"):
+        configs.named_class("model", "guest_rolls")
 
 
 def test_no_two_files_of_the_package_have_the_same_name():
