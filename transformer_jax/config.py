@@ -476,6 +476,7 @@ OLD_KEYS = {
     },
     "task": {
         "chat": {"marks": "special_tokens"},
+        "masked_patches": {"normalise_pixels": "normalize_pixels"},
         "ctc": {"silent": "feature_mask", "silent_span": "feature_mask_span"},
     },
 }
