@@ -701,7 +701,7 @@ class CachedSequenceToSequence(SequenceToSequence):
         slot: Int[ArrayLike, ""],
         ancestors: Int[ArrayLike, "N K P"] | None = None,
     ) -> Float[Array, "N K M"]:
-        # The slots of a beam search form a ring, whose order is not that of the tokens. The
+        # The slots of a beam search form a ring, in another order than the tokens. The
         # ancestors alone tell what a token may see.
         mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
         cross_mask = Mask(key_segments=segments)

@@ -96,7 +96,7 @@ _Tag = tuple[str, str]  # the letter of a tag, as in BIOES, and its type
 class TagScheme:
     """How the tags of words denote entities. See `tag_scheme`."""
 
-    name: str  # of the strict reading, one of SCHEMES; "": that of conlleval
+    name: str  # of the strict scheme, one of SCHEMES; "": conlleval's
     form: re.Pattern | None = None  # of the tags; None: they have no letters
 
     def entities(self, tags: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -211,7 +211,7 @@ def entity_f1(
     """Returns precision, recall and F1 over all entities.
 
     An entity is right if its type and both of its ends are (Tjong Kim Sang & De Meulder 2003).
-    `scheme` is that of the tags, or a name for `tag_scheme`, which may raise UserError.
+    `scheme` is the tags' scheme, or a name for `tag_scheme`, which may raise UserError.
     """
     if isinstance(scheme, str):
         scheme = tag_scheme(itertools.chain(*labels, *predicted), scheme)

@@ -371,7 +371,7 @@ def sha256(paths: Sequence[str]) -> list[str]:
     """Returns the SHA-256 digest of each file. Only files of an unknown version are read."""
     if not _known.is_read:
         _known.is_read = True
-        # Digests of this process come last and so win over those of earlier programs.
+        # Digests of this process come last and so win over the ones of earlier programs.
         _known.digests = _read(_known.folder) | _known.digests
     digests = []
     new: dict[Key, str] = {}

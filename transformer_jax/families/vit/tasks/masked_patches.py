@@ -161,7 +161,7 @@ class MaskedPatches(ImageTask):
     def reconstruct(self, params, images: np.ndarray) -> Reconstructions:
         """Returns images uint8 (N, S, S, C), their visible patches, and their reconstructions.
 
-        The masked patches of an image are those of the evaluation row with the same index.
+        An image has the masked patches of the evaluation row with the same index.
         """
         count = self.model.num_patches
         generators = [rows.generator(self.philox_key, n, 0) for n in range(len(images))]
