@@ -7,7 +7,7 @@ Each part trains configs/wmt/quickstart.py with other positions, on the sentence
 grammar with at most 10 English words. It translates held-out sentences of such lengths, and others
 of at least 13 words. These also have constructions that short sentences lack, so compare the parts
 with each other. Vectors are added to those of words, or concatenated: 16 numbers of sinusoids and
-learned positions, 7 bits, or 1 number. An index is normalised by config.model.max_length, because a
+learned positions, 7 bits, or 1 number. An index is normalized by config.model.max_length, because a
 decoder does not know the length of its output.
 
 The budget of all 11 parts together is 25 minutes of a core of an EPYC: 400 updates of 32 rows, and
@@ -49,8 +49,8 @@ KINDS = {
     "none": Positions("none", "none"),
     "index": Positions("index, added", "index"),
     "index-concatenated": Positions("index, concatenated", "index", 1),
-    "normalized": Positions("normalised index, added", "normalized"),
-    "normalized-concatenated": Positions("normalised index, concatenated", "normalized", 1),
+    "normalized": Positions("normalized index, added", "normalized"),
+    "normalized-concatenated": Positions("normalized index, concatenated", "normalized", 1),
     "binary": Positions("bits, added", "binary"),
     "binary-concatenated": Positions("bits, concatenated", "binary", 7),
     "sinusoidal": Positions("sinusoids, added", "sinusoidal"),

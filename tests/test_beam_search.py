@@ -68,7 +68,7 @@ class RingToy(Toy):
         number = jnp.arange(self.batch).reshape(-1, 1, 1, 1)
         collections = {"cache": {"values": cells}, "cross_cache": {"values": number}}
         segments = jnp.ones((self.batch, 1), jnp.int32)
-        return self.first_logits(), Ring.begun(collections, segments, self.beam)
+        return self.first_logits(), Ring.started(collections, segments, self.beam)
 
     def step(self, state, tokens):
         state = state.opened()
@@ -95,8 +95,8 @@ def decode(toy, seed, limits, beam, alpha, n_best=1):
 
     @jax.jit
     def best():
-        begun = search.begin(jnp.array(limits), *toy.begin())
-        return search.best(search.advance(search.resized(begun, T, 1), toy.step, len(limits)))
+        started = search.begin(jnp.array(limits), *toy.begin())
+        return search.best(search.advance(search.resized(started, T, 1), toy.step, len(limits)))
 
     return jax.device_get(best())
 
@@ -241,8 +241,8 @@ def test_the_limit_holds_even_if_nothing_ends(beam):
 
     @jax.jit
     def best():
-        begun = search.begin(jnp.array([2, 4]), logits(2), Rows((), jnp.zeros((2, 1), jnp.int32)))
-        return search.best(search.advance(search.resized(begun, 6), step, 2))
+        started = search.begin(jnp.array([2, 4]), logits(2), Rows((), jnp.zeros((2, 1), jnp.int32)))
+        return search.best(search.advance(search.resized(started, 6), step, 2))
 
     beams = best()
     assert beams.lengths.tolist() == [[2], [4]]

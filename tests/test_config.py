@@ -261,6 +261,8 @@ def test_old_names_are_read_in_files_records_and_commands():
     assert config.model.norm_position == "post" and config.task.feature_mask_span == 8
     esm = dict(model=dict(name="esm", zero_masks=False), task=dict(name="masked_residues"))
     assert configs.experiment(**esm).model.token_dropout is False
+    vit = dict(model=dict(name="vit"), task=dict(name="masked_patches", normalise_pixels=False))
+    assert configs.experiment(**vit).task.normalize_pixels is False
     # The keys of another run's model, as a task records them.
     keys = dict(name="vq_autoencoder", image_size=8, patch_size=2)
     assert configs.build_model(ConfigDict({"model": keys})).num_patches == 16

@@ -53,12 +53,15 @@ def test_classes_written_for_earlier_modules_are_used_unmodified(model, task, so
 
 @pytest.mark.parametrize("old, new", old_paths.RENAMED.items())
 def test_a_renamed_class_or_function_is_in_the_module_that_it_was_in(old, new):
-    folders = {
+    modules = {
+        "Beginning": "configuration.beginnings",
         "LSTM": "models.lstm",
-        "Marks": "finetuning.marks",
         "Marked": "data.sources.documents",
+        "Marks": "finetuning.marks",
+        "beginnings": "configuration.beginnings",
+        "canonical_beginnings": "configuration.beginnings",
     }
-    name = f"transformer_jax.{folders.get(old, 'models.model' if old[0].isupper() else 'metrics')}"
+    name = f"transformer_jax.{modules.get(old, 'models.model' if old[0].isupper() else 'metrics')}"
     sys.modules.pop(name, None)
     with pytest.warns(DeprecationWarning):
         renamed = getattr(importlib.import_module(name), old)

@@ -151,7 +151,7 @@ def _parses(command: str) -> bool:
     return True
 
 
-def answer(command: str, folder: pathlib.Path) -> dict[str, str | int]:
+def outcome(command: str, folder: pathlib.Path) -> dict[str, str | int]:
     """Returns the exit code of a command in an empty folder, and its last line."""
     from tests.programs import fork
 
@@ -200,10 +200,10 @@ def test_commands_are_understood():
 
 @pytest.mark.full
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_has_its_answer(command, tmp_path):
+def test_a_mistake_has_its_message(command, tmp_path):
     expected = snapshot()["mistakes"][command]
     assert expected["code"] == 2
-    assert answer(command, tmp_path) == expected
+    assert outcome(command, tmp_path) == expected
     assert not [*tmp_path.iterdir()]
 
 
@@ -211,7 +211,7 @@ def mistakes() -> dict[str, dict[str, str | int]]:
     found = {}
     for command in MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
-            found[command] = answer(command, pathlib.Path(folder))
+            found[command] = outcome(command, pathlib.Path(folder))
             print(command, found[command], flush=True)
     return found
 

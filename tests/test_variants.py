@@ -212,9 +212,9 @@ def test_a_run_goes_on_and_begins_another_where_the_config_names_the_file(files,
     ).config.model.name == str(moved)
     # The task of the earlier run is not needed, and its path stays unused.
     plain = build_gpt(tmp_path / "data", init_from=str(trained), model__d_model=16)
-    begun = resolve(plain, tmp_path / "new", {"model.name": str(moved)})
-    assert begun.origin and begun.config.task.name == "causal_lm"
-    assert begun.config.model.name == str(moved)
+    resolved = resolve(plain, tmp_path / "new", {"model.name": str(moved)})
+    assert resolved.origin and resolved.config.task.name == "causal_lm"
+    assert resolved.config.model.name == str(moved)
 
 
 def test_a_fine_tuning_begins_with_the_model_of_a_file(files, trained, tmp_path):

@@ -476,6 +476,7 @@ OLD_KEYS = {
     },
     "task": {
         "chat": {"marks": "special_tokens"},
+        "masked_patches": {"normalise_pixels": "normalize_pixels"},
         "ctc": {"silent": "feature_mask", "silent_span": "feature_mask_span"},
     },
 }
@@ -1506,7 +1507,7 @@ def _check_updates(section, num_steps: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
+class WarmStart:
     """A run from which the parameters whose names start with a prefix are initialized."""
 
     prefix: str  # "": all parameters without another prefix
@@ -1519,7 +1520,7 @@ class Beginning:
         return chosen_layers(self.layers, num_layers)
 
 
-def canonical_beginnings(value: Any) -> str | tuple | None:
+def canonical_warm_starts(value: Any) -> str | tuple | None:
     """Returns a value of `config.init_from` as a workdir, or ((prefix, ((key, value), ...)), ...).
 
     The value is the workdir of a run, or a mapping from prefixes of the new run's parameters to
@@ -1532,7 +1533,7 @@ def canonical_beginnings(value: Any) -> str | tuple | None:
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            raise _bad_beginning(value) from None
+            raise _bad_warm_start(value) from None
     # A command line can only say None as a string.
     if value is None or value == "None" or value == "none":
         return None
@@ -1540,32 +1541,32 @@ def canonical_beginnings(value: Any) -> str | tuple | None:
         return value
     runs = tuple(_canonical_of(value, prefix, run) for prefix, run in _pairs(value, value))
     if not runs or len({prefix for prefix, _ in runs}) < len(runs):
-        raise _bad_beginning(value)
+        raise _bad_warm_start(value)
     alone = dict(runs[0][1])
     # A single run without further keys is written in one way, so that configs compare as equal.
     return alone["run"] if len(runs) == 1 and runs[0][0] == "" and len(alone) == 1 else runs
 
 
-def beginnings(value: str | tuple | None) -> tuple[Beginning, ...]:
+def warm_starts(value: str | tuple | None) -> tuple[WarmStart, ...]:
     """Returns the runs that a canonical value of `config.init_from` names."""
     if not value:
         return ()
     if isinstance(value, str):
-        return (Beginning("", value),)
-    return tuple(Beginning(prefix, **dict(keys)) for prefix, keys in value)
+        return (WarmStart("", value),)
+    return tuple(WarmStart(prefix, **dict(keys)) for prefix, keys in value)
 
 
 def _canonical_of(value, prefix, run) -> tuple[str, tuple]:
     keys = {"run": run} if isinstance(run, str) else dict(_pairs(value, run))
-    known = [field.name for field in dataclasses.fields(Beginning)][1:]
+    known = [field.name for field in dataclasses.fields(WarmStart)][1:]
     for key in keys:
         if key not in known:
             meant = did_you_mean(str(key), known)
             raise UserError(f"config.init_from: {prefix!r} has no key {key!r}{meant}")
     if not isinstance(prefix, str) or not keys.get("run"):
-        raise _bad_beginning(value)
+        raise _bad_warm_start(value)
     if not all(isinstance(entry, str) for entry in keys.values()):
-        raise _bad_beginning(value)
+        raise _bad_warm_start(value)
     if not is_choice_of_layers(keys.get("layers", "")):
         raise UserError(
             f"config.init_from: {prefix!r} has layers={keys['layers']!r}, no numbers such as "
@@ -1582,10 +1583,10 @@ def _pairs(value, mapping) -> list:
     is_list = isinstance(mapping, (list, tuple))
     if is_list and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in mapping):
         return list(mapping)
-    raise _bad_beginning(value)
+    raise _bad_warm_start(value)
 
 
-def _bad_beginning(value) -> UserError:
+def _bad_warm_start(value) -> UserError:
     return UserError(
         f"config.init_from={value!r}: must be a workdir, or a mapping from prefixes of parameters "
         "to workdirs such as {'teacher': 'runs/a', 'student': {'run': 'runs/a', 'layers': '::2'}}"
@@ -1854,7 +1855,7 @@ def _value(key: str, value: Any, keys: Mapping[str, tuple[Any, Any]]) -> Any:
         if value != default:
             raise UserError(f"config.{key} decides which keys exist: set it in the config file")
         return default
-    return canonical_beginnings(value) if key == INIT_FROM else coerce(key, value, kind)
+    return canonical_warm_starts(value) if key == INIT_FROM else coerce(key, value, kind)
 
 
 def load(

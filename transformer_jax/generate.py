@@ -170,7 +170,7 @@ def _as_turns(prompts):
     """Returns the prompts to be continued; with --system, each becomes a conversation."""
     if cli.FLAGS.system is None:
         return prompts
-    history = conversation.begun(cli.FLAGS.system)
+    history = conversation.first_messages(cli.FLAGS.system)
     return ([*history, conversation.user_message(prompt)] for prompt in prompts)
 
 

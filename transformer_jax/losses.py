@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """The result for one chunk, or for all. The gradients are those of the loss."""
+    """The result for one chunk, or for all. The gradients belong to the loss."""
 
     sums: tuple[Float[Array, ""], ...]  # loss, nll and correct
     # None without gradients.
@@ -158,7 +158,7 @@ def _weighted_sum(cotangents, gradients):
 
 
 # With symbolic zeros, `_forward` and `_backward` know during tracing which gradients are needed.
-# Most losses need neither the gradient of the weights nor that of `nll`.
+# Most losses need neither the gradient of the weights nor of `nll`.
 _cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 

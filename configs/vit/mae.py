@@ -85,7 +85,7 @@ def _digits():
         task=dict(
             name="masked_patches",
             mask_ratio=0.5,
-            normalise_pixels=False,
+            normalize_pixels=False,
             shift=1,
             decoder_layers=1,
             decoder_width=64,

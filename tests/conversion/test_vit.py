@@ -38,7 +38,7 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     states = jitted(task.model.apply)(
         {"params": task.model_params(params)}, expected["images"], method="layers"
     )
-    # The last ones here are normalised.
+    # The last ones here are normalized.
     np.testing.assert_allclose(states[:-1], expected["hidden"][:-1], **CLOSE)
     assert task.labels == LABELS and task.model.mean == tuple(MEAN)
     picture(1).save(tmp_path / "x.png")
@@ -76,7 +76,7 @@ def task_of(folder):
 def pixels_of(task):
     """Returns the photo as the model multiplies it with its first weights, float32 (12, 12, 3)."""
     pixels = task.view.pixels(Image.fromarray(photo()), None)[None]
-    return np.asarray(jitted(patches.normalised)(pixels, task.model.mean, task.model.std))[0]
+    return np.asarray(jitted(patches.normalized)(pixels, task.model.mean, task.model.std))[0]
 
 
 # Values from 0 to 255 are less exact than those around 0.

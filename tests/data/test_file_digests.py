@@ -21,7 +21,7 @@ OLD = 1_700_000_000 * 10**9  # nanoseconds
 
 def start(cache, rebuild=False):
     """Begins as a new process does, which has no digest in its memory."""
-    text_files._memory = text_files._Memory()
+    text_files._known = text_files._Digests()
     text_files.remember_in(SimpleNamespace(cache=cache, rebuild=rebuild))
 
 
@@ -36,7 +36,7 @@ def reads(monkeypatch):
 
     monkeypatch.setattr(text_files, "hashlib", SimpleNamespace(file_digest=file_digest))
     yield names
-    text_files._memory = text_files._Memory()
+    text_files._known = text_files._Digests()
 
 
 def write(path, content, time_ns=OLD):
@@ -144,7 +144,7 @@ def test_digests_without_a_time_of_change_are_not_trusted(tmp_path, reads):
     write(text, b"a" * LARGE)
     start(tmp_path)
     sha256(text)
-    (key,) = text_files._memory.digests
+    (key,) = text_files._known.digests
     text_files._save({(key[0], key[1][:2]): "0" * 64})
     start(tmp_path)
     assert sha256(text) == hashlib.sha256(b"a" * LARGE).hexdigest() and len(reads) == 1
@@ -187,7 +187,7 @@ def test_without_a_folder_to_write_to_files_are_read(tmp_path, reads):
     assert len(reads) == 2
 
 
-def test_small_files_leave_no_memory(tmp_path, reads):
+def test_small_files_leave_no_digest(tmp_path, reads):
     write(tmp_path / "text", b"a" * (LARGE - 1))
     start(tmp_path / "cache")
     assert sha256(tmp_path / "text") == sha256(tmp_path / "text")
@@ -248,7 +248,7 @@ def test_a_start_on_100_gb_of_text_reads_none_of_it(tmp_path, reads, monkeypatch
     os.truncate(tmp_path / "train.txt", 10**11)  # sparse
     os.utime(tmp_path / "train.txt", ns=(OLD, OLD))
     text_files._save({text_files._key(tmp_path / "train.txt"): digest})
-    text_files._memory = text_files._Memory()
+    text_files._known = text_files._Digests()
     original = pathlib.Path.open
 
     def open_other(path, *arguments, **settings):

@@ -20,7 +20,7 @@ from transformer_jax.data.speech import (
     Utterances,
     distractors,
     most_masked,
-    normalised,
+    normalized,
     spans,
 )
 from transformer_jax.records.sound import Sound
@@ -47,8 +47,8 @@ def test_files_of_any_rate_are_resampled(tmp_path):
         assert len(samples) == pytest.approx(0.4 * RATE, abs=2)
         frequencies, power = signal.periodogram(samples, RATE)
         assert frequencies[power.argmax()] == pytest.approx(300, abs=3)
-    assert normalised(samples).mean() == pytest.approx(0, abs=1e-4)
-    assert normalised(samples).std() == pytest.approx(1, rel=1e-4)
+    assert normalized(samples).mean() == pytest.approx(0, abs=1e-4)
+    assert normalized(samples).std() == pytest.approx(1, rel=1e-4)
 
 
 WIDE = ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")
@@ -84,7 +84,7 @@ def test_samples_are_those_of_soundfile(subtype, form, scale, channels, tmp_path
     if subtype in WIDE:  # after the model's normalization, too
         deviation = np.sqrt(expected.var() + 1e-7)
         standard = (expected - expected.mean()) / deviation
-        np.testing.assert_allclose(normalised(samples), standard, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(normalized(samples), standard, rtol=1e-4, atol=1e-5)
 
 
 def test_floats_in_the_range_of_integers(tmp_path):
@@ -102,8 +102,8 @@ def test_floats_in_the_range_of_integers(tmp_path):
         samples = speech.read(str(tmp_path / f"{name}.wav"), name)
         scale = 1.0 if name in ("range", "double") else 2.0**15
         np.testing.assert_array_equal(speech.waveform(samples) * scale, ints)
-        expected = normalised(ints)
-        np.testing.assert_allclose(normalised(samples), expected, rtol=1e-5, atol=2e-6)
+        expected = normalized(ints)
+        np.testing.assert_allclose(normalized(samples), expected, rtol=1e-5, atol=2e-6)
         np.testing.assert_array_equal(speech.prepared(samples, False), speech.waveform(samples))
 
 

@@ -40,8 +40,8 @@ def outputs(options):
     @jax.jit
     def best():
         logits, state = step(empty, starts)
-        begun = search.begin(limits, logits[:, 0], state, starts)
-        ended = search.advance(search.resized(begun, decode.max_length), step, len(starts))
+        started = search.begin(limits, logits[:, 0], state, starts)
+        ended = search.advance(search.resized(started, decode.max_length), step, len(starts))
         return search.best(ended)
 
     return jax.device_get(best())

@@ -90,16 +90,18 @@ class NumPyTransformer:
         self.table = params["target_embed"]["embedding"]  # (V, M)
 
     def logits(self, source, target):
-        memory = self.embed(source)
+        encoder_output = self.embed(source)
         for p in self.layers("encoder"):
-            y = self.attend(memory, memory, p["attention"])
-            memory = self.norm(memory + y, p["attention_norm"])
-            memory = self.norm(memory + self.mlp(memory, p["mlp"]), p["mlp_norm"])
+            y = self.attend(encoder_output, encoder_output, p["attention"])
+            encoder_output = self.norm(encoder_output + y, p["attention_norm"])
+            encoder_output = self.norm(
+                encoder_output + self.mlp(encoder_output, p["mlp"]), p["mlp_norm"]
+            )
         x = self.embed(target)
         for p in self.layers("decoder"):
             y = self.attend(x, x, p["attention"], causal=True)
             x = self.norm(x + y, p["attention_norm"])
-            y = self.attend(x, memory, p["cross_attention"])
+            y = self.attend(x, encoder_output, p["cross_attention"])
             x = self.norm(x + y, p["cross_attention_norm"])
             x = self.norm(x + self.mlp(x, p["mlp"]), p["mlp_norm"])
         return x @ self.table.T
@@ -116,18 +118,18 @@ class NumPyTransformer:
         positions = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(len(tokens), width)
         return self.table[tokens] * np.sqrt(width) + positions
 
-    def attend(self, x, memory, p, causal=False):
+    def attend(self, x, encoder_output, p, causal=False):
         def project(y, name):
             return np.einsum("lm,mhd->lhd", y, p[name]["kernel"]) + p[name]["bias"]
 
         head_dim = x.shape[1] // self.num_heads
-        scores = np.einsum("qhd,khd->hqk", project(x, "query"), project(memory, "key"))
+        scores = np.einsum("qhd,khd->hqk", project(x, "query"), project(encoder_output, "key"))
         scores = scores / np.sqrt(head_dim)
         if causal:
             scores = np.where(np.tril(np.ones(scores.shape[1:])) > 0, scores, -1e30)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        heads = np.einsum("hqk,khd->qhd", weights, project(memory, "value"))
+        heads = np.einsum("hqk,khd->qhd", weights, project(encoder_output, "value"))
         return np.einsum("qhd,hdm->qm", heads, p["out"]["kernel"]) + p["out"]["bias"]
 
     @staticmethod
@@ -173,9 +175,9 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
     # The target has no segments: its attention is causal only.
     source = Inputs(SOURCE, segment_ids=segments)
     expected = np.asarray(model.apply(variables, source, TARGET))
-    memory = model.apply(variables, SOURCE, segment_ids=segments, method="encode")
+    encoder_output = model.apply(variables, SOURCE, segment_ids=segments, method="encode")
     params = model.for_decoding(variables["params"])
-    logits, state = model.begin(params, TARGET[:, :1], memory, segments, beams=1)
+    logits, state = model.begin(params, TARGET[:, :1], encoder_output, segments, beams=1)
     np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-4, atol=1e-5)
     state = jitted(lambda state: state.resized(4, 7))(state)
     for position in range(1, 4):
@@ -190,9 +192,9 @@ def test_beams_attend_to_their_ancestors(cls):
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""
     model, variables = init(cls)
     params = model.for_decoding(variables["params"])
-    memory = model.apply(variables, SOURCE, method="encode")
+    encoder_output = model.apply(variables, SOURCE, method="encode")
     beams = np.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)
-    _, state = model.begin(params, TARGET[:, :1], memory, np.ones_like(SOURCE), beams=2)
+    _, state = model.begin(params, TARGET[:, :1], encoder_output, np.ones_like(SOURCE), beams=2)
     resized = jitted(lambda state: state.resized(4, 7).reorder(jnp.zeros((3, 2), jnp.int32)))
     _, state = model.step(params, resized(state), beams[..., 0])
     reordered = jitted(lambda state: state.reorder(jnp.ones((3, 2), jnp.int32)))
@@ -208,8 +210,8 @@ def test_beams_attend_to_their_ancestors(cls):
 def test_an_input_that_is_done_has_no_position_beyond_the_table(changes):
     model, variables = init(max_length=7, **changes)
     params = model.for_decoding(variables["params"])
-    memory = model.apply(variables, SOURCE, method="encode")
-    _, state = model.begin(params, TARGET[:, :1], memory, np.ones_like(SOURCE), beams=1)
+    encoder_output = model.apply(variables, SOURCE, method="encode")
+    _, state = model.begin(params, TARGET[:, :1], encoder_output, np.ones_like(SOURCE), beams=1)
     state = jitted(lambda state: state.resized(9, 7))(state).replace(positions=jnp.array([6, 7, 8]))
     assert np.isfinite(model.step(params, state, TARGET[:, 1:2])[0]).all()
 
@@ -360,6 +362,6 @@ def test_without_positions_the_encoder_is_a_bag_of_words():
     _, variables = init()
     for kind, is_bag in (("none", True), ("index", False)):
         model = Jitted(build(positions=kind))
-        memory = np.asarray(model.apply(variables, SOURCE, method="encode"))
+        encoder_output = np.asarray(model.apply(variables, SOURCE, method="encode"))
         permuted = np.asarray(model.apply(variables, SOURCE[:, order], method="encode"))
-        assert np.allclose(permuted, memory[:, order], atol=1e-5) == is_bag
+        assert np.allclose(permuted, encoder_output[:, order], atol=1e-5) == is_bag

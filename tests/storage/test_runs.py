@@ -125,7 +125,7 @@ def check_uses(folder, capsys):
     assert next(iter(task.generate(params, ["the "], max_tokens=3))).text
     capsys.readouterr()
     one_update = {**SHORT, "train__num_steps": 1}
-    train(build_gpt(folder, **one_update, init_from="gs://bucket/run"), "gs://bucket/begun")
+    train(build_gpt(folder, **one_update, init_from="gs://bucket/run"), "gs://bucket/next")
     num_tensors = len(jax.tree.leaves(params))
     expected = f"from gs://bucket/run/checkpoints/8: {num_tensors} tensors restored"
     assert expected in capsys.readouterr().err

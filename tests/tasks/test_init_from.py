@@ -66,7 +66,7 @@ def test_the_padding_of_a_vocabulary_may_differ(gpt, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_that_has_begun_does_not_need_the_other_any_more(gpt, tmp_path):
+def test_a_run_that_has_started_does_not_need_the_other_any_more(gpt, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(gpt.workdir, other)
     config = build(tmp_path, init_from=str(other), train__num_steps=2)
@@ -132,9 +132,9 @@ def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
     np.testing.assert_array_equal(of_student, kernel[1:])
     part = {"": {"run": str(tmp_path / "new"), "part": "teacher"}}
     config = build(tmp_path, init_from=part, train__num_steps=1)
-    begun = spec.origin(config, tmp_path / "third")
+    origin = spec.origin(config, tmp_path / "third")
     program = Program.of(config, make_task(config), jax.devices()[:1])
-    [match] = begun.match(config, program)
+    [match] = origin.match(config, program)
     restored = match.restore(program.state.params)
     np.testing.assert_array_equal(restored["decoder/layers/mlp/wi/kernel"], kernel)
 

@@ -19,7 +19,7 @@ from transformer_jax.runs.spec import make_task
 def made(tmp_path_factory):
     """Returns (task, random parameters, a batch)."""
     folder = tmp_path_factory.mktemp("masked")
-    task = make_task(build(folder, "masked_patches", mask_ratio=0.75, normalise_pixels=True))
+    task = make_task(build(folder, "masked_patches", mask_ratio=0.75, normalize_pixels=True))
     params = jax.jit(lambda: nn.unbox(task.init(jax.random.key(0))))()
     return task, params, task.rows().train.batch(0, range(4))
 
@@ -58,7 +58,7 @@ def test_predictions_depend_on_visible_patches_alone(made):
 
 @pytest.mark.full
 def test_a_batch_can_be_overfitted(tmp_path):
-    config = build(tmp_path, "masked_patches", source="images", normalise_pixels=False)
+    config = build(tmp_path, "masked_patches", source="images", normalize_pixels=False)
     # Grey squares with a gradient: the visible patches tell the others.
     levels = np.arange(8)[:, None, None] * 28 + np.arange(8)[:, None] * 6
     pixels = np.broadcast_to(levels, (8, 8, 8)).astype(np.uint8)

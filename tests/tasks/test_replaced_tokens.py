@@ -195,13 +195,13 @@ def test_uses_of_a_run(tiny, tmp_path):
     resolved = resolve(tuning, tmp_path / "tuned")
     tuned = resolved.task()
     program = Program.of(resolved.config, tuned, jax.devices()[:1])
-    begun = resolved.origin.params(resolved.config, program, init_params(tuned))
-    assert begun.keys() == {*params} - {"generator", "detector", "detector_transform"} | {
+    initial = resolved.origin.params(resolved.config, program, init_params(tuned))
+    assert initial.keys() == {*params} - {"generator", "detector", "detector_transform"} | {
         "pooler",
         "head",
     }
-    for name in begun.keys() & params.keys():
-        jax.tree.map(np.testing.assert_array_equal, begun[name], params[name])
+    for name in initial.keys() & params.keys():
+        jax.tree.map(np.testing.assert_array_equal, initial[name], params[name])
 
 
 def test_a_discriminator_alone_is_not_trained(tmp_path):

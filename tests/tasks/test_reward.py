@@ -1,4 +1,4 @@
-"""Reward models: their loss, normalised rewards, scores of texts, and refusals."""
+"""Reward models: their loss, normalized rewards, scores of texts, and refusals."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def test_it_learns_rankings_and_is_evaluated_as_in_training(trained):
 
 def test_rewards_of_the_training_examples_have_mean_0_and_variance_1(trained):
     _, task, params, _ = trained
-    assert_normalised(task, params)
+    assert_normalized(task, params)
     head = params["head"]
     assert head["mean"].shape == head["deviation"].shape == () and head["deviation"] != 1
 
@@ -62,15 +62,15 @@ def test_equal_rewards_have_deviation_1(trained, monkeypatch):
 
 
 @pytest.mark.full
-def test_rewards_of_a_model_with_adapters_are_normalised(trained):
+def test_rewards_of_a_model_with_adapters_are_normalized(trained):
     _, task, _, folder = trained
     keys = dict(train__num_steps=20, train__eval_every=20, optimizer__learning_rate=0.05)
     origin = task.config.init_from
     train(reward(folder, origin, "rankings", lora__rank=2, **keys), folder / "adapted")
-    assert_normalised(*open_run(folder / "adapted"))
+    assert_normalized(*open_run(folder / "adapted"))
 
 
-def assert_normalised(task, params):
+def assert_normalized(task, params):
     records = list(task.read("train"))
     pairs = [(record.prompt, text) for record in records for text in record.completions]
     scores = np.array(list(task.score(params, pairs)))

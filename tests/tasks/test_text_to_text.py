@@ -150,11 +150,11 @@ def test_a_run_takes_the_model_and_the_tokenizer_of_another(run, tmp_path):
     assert (own.config.model.d_ff, own.config.model.d_model) == (48, 32) and own.origin is None
     lengths = {"source_length": 24, "target_length": 12}
     sections = dict(model={"name": "t5"}, task={"name": "text_to_text"} | lengths)
-    begun = configs.experiment(**sections, init_from=str(run.workdir))
-    begun = resolve(begun, tmp_path / "begun", {"model.dropout": 0.3})
-    model = begun.config.model
-    assert (model.name, model.d_model, model.dropout) == ("bart", 32, 0.3) and begun.origin
-    assert begun.task().tokenizer.fingerprint() == run.task.tokenizer.fingerprint()
+    resumed = configs.experiment(**sections, init_from=str(run.workdir))
+    resumed = resolve(resumed, tmp_path / "next", {"model.dropout": 0.3})
+    model = resumed.config.model
+    assert (model.name, model.d_model, model.dropout) == ("bart", 32, 0.3) and resumed.origin
+    assert resumed.task().tokenizer.fingerprint() == run.task.tokenizer.fingerprint()
 
 
 @pytest.mark.parametrize(

@@ -146,10 +146,10 @@ def test_a_bounded_number_of_lines_is_in_memory(translation):
 
 def test_the_tokenizer_of_another_run_must_fit_the_model(translation, tiny):
     """Even where its parameters are not used. A source with its own vocabulary gets a new one."""
-    begun = dict(init_from=str(translation.workdir), train__pretrained=False)
+    origin = dict(init_from=str(translation.workdir), train__pretrained=False)
     with pytest.raises(UserError, match="the tokenizer has .* more than config.model.vocab_size"):
-        _ = make_task(tiny(**begun, model__vocab_size=50)).tokenizer
-    pair = make_task(tiny(**begun, model__source_vocab_size=50)).tokenizer
+        _ = make_task(tiny(**origin, model__vocab_size=50)).tokenizer
+    pair = make_task(tiny(**origin, model__source_vocab_size=50)).tokenizer
     assert pair.source.vocab_size <= 50
     assert pair.target.fingerprint() == translation.task.tokenizer.target.fingerprint()
 

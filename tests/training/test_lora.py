@@ -172,16 +172,16 @@ def test_a_run_continues_the_same_adapters_and_merges_others(adapted, base, tmp_
     _, trained = open_run(workdir, merged=False)
     _, merged = open_run(workdir)
 
-    def begun(**overrides):
+    def initial(**overrides):
         other = build(tmp_path, workdir, train__num_steps=1, **overrides)
         run = resolve(other, tmp_path / "other")
         program = Program.of(run.config, run.task(), jax.devices()[:1])
         params = step.init(run.task(), program.tx, program.state).params
         return run.origin.params(run.config, program, params)
 
-    jax.tree.map(np.testing.assert_array_equal, begun(lora__layers="1:"), trained)
-    jax.tree.map(np.testing.assert_array_equal, begun(lora__rank=None), merged)
-    others = begun(lora__rank=3, lora__layers="")
+    jax.tree.map(np.testing.assert_array_equal, initial(lora__layers="1:"), trained)
+    jax.tree.map(np.testing.assert_array_equal, initial(lora__rank=None), merged)
+    others = initial(lora__rank=3, lora__layers="")
     jax.tree.map(np.testing.assert_array_equal, low_rank.without(others), merged)
 
 

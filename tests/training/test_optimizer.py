@@ -317,14 +317,14 @@ def test_a_group_begins_as_a_run_of_its_own(name):
     groups = (("late", (("begin", 0.4),)),)
     group = {("body",): "late", ("head",): ""}.get
     late = make(keys | {"groups": groups}, traits, group=group)
-    begun = 4  # 0.4 of 10 updates
-    alone = {"body": make(keys, traits, num_steps=10 - begun), "head": make(keys, traits)}
+    start = 4  # 0.4 of 10 updates
+    alone = {"body": make(keys, traits, num_steps=10 - start), "head": make(keys, traits)}
     expected = dict.fromkeys(alone, params)
     states = {name: tx.init(params) for name, tx in alone.items()}
     state = late.init(params)
     for number in range(10):
         grads = {name: np.cos(np.asarray(x) + np.float32(number)) for name, x in params.items()}
-        learning = {"head": alone["head"]} | ({"body": alone["body"]} if number >= begun else {})
+        learning = {"head": alone["head"]} | ({"body": alone["body"]} if number >= start else {})
         for name, tx in learning.items():
             update, states[name] = tx.update(grads, states[name], expected[name])
             expected[name] = optax.apply_updates(expected[name], update)

@@ -48,16 +48,16 @@ class Hung(stop.Stop):
         pass
 
 with Hung({grace}) as run_stop, stop.Watchdog(run_stop, {grace}) as dog:
-    if {has_begun}:
+    if {has_started}:
         run_stop.begin()
         dog.ping()
     hang()
 """
 
 
-def hung(hosts=1, silence=1000, grace=1000, has_begun=True):
+def hung(hosts=1, silence=1000, grace=1000, has_started=True):
     """A process that hangs, after the first update or before it."""
-    code = HUNG.format(has_begun=has_begun, hosts=hosts, silence=silence, grace=grace)
+    code = HUNG.format(has_started=has_started, hosts=hosts, silence=silence, grace=grace)
     return subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, env=ENV, text=True
     )
@@ -74,7 +74,7 @@ def test_a_run_that_no_signal_reaches_ends_after_the_grace(number):
 
 
 def test_before_the_first_update_the_exit_code_is_that_of_a_preemption():
-    process = hung(grace=0.2, has_begun=False)
+    process = hung(grace=0.2, has_started=False)
     assert process.stderr.readline() == "hangs\n"
     process.send_signal(signal.SIGTERM)
     error = process.stderr.read()

@@ -52,7 +52,7 @@ class Streamed:
 _PROMPT = "> "
 
 
-def begun(system: str | None) -> list[dict]:
+def first_messages(system: str | None) -> list[dict]:
     """Returns the messages of a conversation before the user's first one."""
     return [] if system is None else [{"role": "system", "content": system}]
 
@@ -71,7 +71,7 @@ def hold(task, params, system: str | None, settings: dict) -> None:
     conversations.
     """
     _ = task.chat_tokenizer  # raises the error before the first message is read
-    history = begun(system)
+    history = first_messages(system)
 
     def reply(text: str, watch: Callable | None = None) -> str:
         """Returns the reply to a message, and adds both to the history."""

@@ -179,7 +179,7 @@ class SequenceDecoding:
         logits, new = self._cached(
             params, {}, prompts, positions, beams, encoder_output=encoder_output, **options
         )
-        return logits[:, 0], Ring.begun(new, segments, beams)
+        return logits[:, 0], Ring.started(new, segments, beams)
 
     def step(
         self, params, state: Ring, tokens: Int[ArrayLike, "N K"]
@@ -216,7 +216,7 @@ class RecurrentDecoding:
     """Decoding for a SequenceToSequence model whose decoder has a recurrent state."""
 
     @abc.abstractmethod
-    def begun(
+    def source_and_state(
         self, encoder_output: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
         """Returns arrays (B, S, ...) that all steps read, and the state before the first token.
@@ -241,7 +241,9 @@ class RecurrentDecoding:
         beams: int,
     ) -> tuple[Float[Array, "N V"], SourceRows]:
         """Reads the first target tokens, as in `SequenceDecoding.begin`."""
-        source, state = self.apply({"params": params}, encoder_output, segments, method="begun")
+        source, state = self.apply(
+            {"params": params}, encoder_output, segments, method="source_and_state"
+        )
         # Each row holds one source here, so that its state is the same at all positions.
         first = jax.tree.map(lambda x: x[:, 0], state)
         source = source | {"segments": segments}
@@ -699,7 +701,7 @@ class CachedSequenceToSequence(SequenceToSequence):
         slot: Int[ArrayLike, ""],
         ancestors: Int[ArrayLike, "N K P"] | None = None,
     ) -> Float[Array, "N K M"]:
-        # The slots of a beam search form a ring, whose order is not that of the tokens. The
+        # The slots of a beam search form a ring, in another order than the tokens. The
         # ancestors alone tell what a token may see.
         mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
         cross_mask = Mask(key_segments=segments)

@@ -258,7 +258,7 @@ def _splits() -> dict[str, list[Pair]]:
             content = (root / name).read_bytes()
             read[split_of(name)] += [pair for pair in _functions(content) if _is_summary(pair[1])]
     # The library has copies, such as functions of posixpath and ntpath. The held-out ones are
-    # dropped, so that an evaluation does not reward memory.
+    # dropped, so that an evaluation does not reward memorization.
     valid = _without_near_duplicates(read["valid"], read["train"])
     test = _without_near_duplicates(read["test"], read["train"] + read["valid"])
     return {"train": read["train"], "valid": valid, "test": test}

@@ -224,7 +224,7 @@ def _sizes(path, file: BinaryIO) -> tuple[int | None, int]:
         raise UserError(f'{path}:1: must be "count width", as word2vec writes it')
     file.seek(0)
     # A word may have spaces, as ". . ." in the vectors of Common Crawl, and may even end in a
-    # number. Most words have none, so the most frequent width is that of the vectors.
+    # number. Most words have none, so the most frequent width is the vectors' width.
     widths = collections.Counter(map(_width, itertools.islice(file, _LINES_OF_WIDTH)))
     file.seek(0)
     return None, max(widths, key=widths.get) or len(fields) - 1

@@ -471,7 +471,7 @@ class View:
     shorter: its shorter side to `resize` pixels, and the longer one in proportion, rounded down.
     none: not at all.
 
-    The last three are those of transformers' image processors: the center is cut out in whole
+    The last three are as in transformers' image processors: the center is cut out in whole
     pixels, and an image that is smaller than the square is padded with zeros.
     """
 

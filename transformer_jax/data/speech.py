@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int64, Shaped
 from scipy import signal
 
-from transformer_jax.config import UserError
+from transformer_jax.config import UserError, renamed_in
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.data.store import Record, Records
 from transformer_jax.layers.convolutions import num_windows
@@ -188,11 +188,11 @@ def waveform(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
 
 
 def prepared(samples: Shaped[np.ndarray, " S"], normalize: bool) -> Float32[np.ndarray, " S"]:
-    """Returns an utterance as a model reads it: `normalised`, or else its `waveform`."""
-    return normalised(samples) if normalize else waveform(samples)
+    """Returns an utterance as a model reads it: `normalized`, or else its `waveform`."""
+    return normalized(samples) if normalize else waveform(samples)
 
 
-def normalised(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
+def normalized(samples: Shaped[np.ndarray, " S"]) -> Float32[np.ndarray, " S"]:
     """Normalizes an utterance to mean 0 and variance 1, as most speech models expect it."""
     sound = waveform(samples)
     return (sound - sound.mean()) / np.sqrt(sound.var() + _LEAST_VARIANCE)
@@ -334,7 +334,7 @@ class MaskedRows:
     A crop has `samples` samples, unless the utterance is shorter. `windows` are the (width, stride)
     of the convolutions that produce the frames. The arrays of a row are sound (S,) float32, length
     () in samples, masked (L,), masked_positions (P,), weights (P,), and distractors (P, K), which
-    are indices into masked_positions. With `normalize`, each utterance is `normalised`.
+    are indices into masked_positions. With `normalize`, each utterance is `normalized`.
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class TranscribedRows:
     Utterances without a transcript, and those longer than `samples` or `characters`, are skipped.
     The arrays of a row are sound (S,) float32, length () in samples, labels (N,), num_labels (),
     masked (L,) and feature_mask (M,). If an utterance has too few frames for CTC to align its
-    transcript, the row has no labels. With `normalize`, each utterance is `normalised`.
+    transcript, the row has no labels. With `normalize`, each utterance is `normalized`.
 
     Raises UserError if no utterance is left.
     """
@@ -504,3 +504,6 @@ def distractors(
     # Drawing from one index fewer and skipping the own index makes the others equally likely.
     drawn = generator.integers(0, count - 1, (count, number))
     return drawn + (drawn >= np.arange(count)[:, None])
+
+
+__getattr__ = renamed_in(__name__, {"normalised": "normalized"})

@@ -377,7 +377,7 @@ class Writer:
         self._columns[self._name].append(values)
 
     def array(self, name: str, values: np.ndarray) -> None:
-        """Appends to the index array `name`, whose dtype is that of the first appended values."""
+        """Appends to the index array `name`, with the dtype of the first appended values."""
         if name not in self._columns:
             self._columns[name] = ColumnWriter(self._folder, name, np.asarray(values).dtype)
         self._columns[name].append(values)

@@ -68,7 +68,7 @@ _KEYS = bert.KEYS.changed(
     },
 )
 
-# The shared layer is stored once, so its tensors have no numbers, unlike those of BERT.
+# The shared layer is stored once, so its tensors have no numbers, unlike BERT's.
 _NAME = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 _PATH = "encoder/layer"
 _ENCODER = {

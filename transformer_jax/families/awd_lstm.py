@@ -1,6 +1,6 @@
 """AWD-LSTM: an LSTM language model regularized by five kinds of dropout (Merity et al. 2017).
 
-The defaults are those of ULMFiT (Howard & Ruder 2018, section 4.1).
+The defaults are ULMFiT's (Howard & Ruder 2018, section 4.1).
 """
 
 from typing import Literal

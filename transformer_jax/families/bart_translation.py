@@ -24,7 +24,7 @@ class BARTTranslation(BART):
 
     A new encoder with its own vocabulary replaces BART's embeddings of the source. Its output plus
     BART's position embeddings passes through BART's embedding norm into BART's encoder, whose first
-    layer is a separate module, `first_layer`. All parameters except those of the new encoder are
+    layer is a separate module, `first_layer`. All parameters except the new encoder's are
     initialized from a run of BART.
 
     The group "pretrained" holds the parameters that are trained only in the second stage. Apart

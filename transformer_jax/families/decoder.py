@@ -98,7 +98,7 @@ class Decoder(Cached):
             rotary=Rotary(self.rotary_theta, self.rotary_factor, self.rotary_length),
             dropout=self.attention_dropout,
             use_bias=self.qkv_bias,
-            output_bias=False,  # also in Qwen2, whose biases are those of queries, keys and values
+            output_bias=False,  # also in Qwen2, where queries, keys and values have biases
             **linear,
         )
         mlp = partial(
@@ -164,7 +164,7 @@ _REQUIRED = {
     "num_attention_heads": "num_heads",
     "max_position_embeddings": "max_length",
 }
-# The defaults are those of transformers, which may differ from those of config.model.
+# The defaults are transformers', which may differ from the defaults of config.model.
 _OPTIONAL = {
     "num_key_value_heads": ("num_kv_heads", None),
     "rms_norm_eps": ("norm_epsilon", 1e-6),

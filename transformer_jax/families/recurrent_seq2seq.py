@@ -240,7 +240,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         visible = source_segment_ids[:, None] == segments[:, :, None]  # (B, T, S)
         # Padding has the segment 0 on both sides, and would otherwise see itself.
         visible = visible & (source_segment_ids > 0)[:, None]
-        source, first_states = self.begun(encoder_output, source_segment_ids)
+        source, first_states = self.source_and_state(encoder_output, source_segment_ids)
         # A text has its initial state at each of its source positions, so the first visible one
         # will do. For padding, which sees none, argmax gives 0, and the outputs do not count.
         source_positions = jnp.argmax(visible, axis=-1)
@@ -251,7 +251,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         states = self.decoder(x, source, first, masks, train=train)
         return self.drop(self._read_out(states, x), train=train)
 
-    def begun(
+    def source_and_state(
         self, encoder_output: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
         first, _ = bounds(jnp.asarray(segments))

@@ -132,7 +132,7 @@ class Definition(abc.ABC):
         """Returns the scores of a split, given the head's outputs, one array per example."""
 
     def details(self, examples, outputs) -> dict[str, dict]:
-        """Returns further JSON results of `evaluate`. The arguments are those of `scores`."""
+        """Returns further JSON results of `evaluate`. The arguments are as in `scores`."""
         return {}
 
     @abc.abstractmethod
@@ -362,7 +362,7 @@ class FineTuning(Definition, Task):
         The arrays of the batch are (..., L), and all axes but the last are flattened to rows.
         """
         batch = self._flat(batch)
-        # Two keys, so that the dropout of the head does not repeat that of the encoder.
+        # Two keys, so that the head's dropout masks differ from the encoder's.
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
         # A frozen encoder has no dropout either, because its hidden states are fixed features.
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)

@@ -42,7 +42,7 @@ class SpecialTokens(NamedTuple):
 
 # ---------------------------------------------------------- rows, hidden states and summary vectors
 
-# The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
+# The rows are as in BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
 # BART (Lewis et al. 2019, sections 3.1 and 3.2).
 
 # Names of the special tokens in a picture of attention. They are written out, because the three

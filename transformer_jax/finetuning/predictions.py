@@ -120,7 +120,7 @@ class Batches:
     def batch(self, step: int, indices: Sequence[int]) -> Row:
         numbers = self._numbers(step)
         chosen = [numbers[index] for index in indices]
-        # The bucket is that of the whole batch, so that all hosts compile the same shape.
+        # The whole batch has one bucket, so that all hosts compile the same shape.
         return self.examples.stack(chosen, self.examples.bucket(numbers))
 
     def _numbers(self, step: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from transformer_jax.pictures.progress import say
 FILE = "generation_config.json"
 _EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
 # {option that we do not have: the values with which it has no effect}. Any other value is named in
-# a message, because the texts would silently differ from those of transformers.
+# a message, because the texts would silently differ from transformers'.
 _WITHOUT_EFFECT = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),

@@ -149,7 +149,7 @@ def _convolution(x: np.ndarray) -> np.ndarray:
 
 # Functions from an array of one of our layers to Hugging Face's layout. They return views, so that
 # the same table serves for both directions: a checkpoint is read by writing to the views. The
-# kernel of torch.nn.Linear is (outputs, inputs), and that of OpenAI's Conv1D (inputs, outputs).
+# kernel of torch.nn.Linear is (outputs, inputs), and OpenAI's Conv1D has (inputs, outputs).
 LAYOUTS = {
     "same": _same,
     "vector": _vector,
@@ -217,7 +217,7 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
 
 
 def is_stack(name: str) -> bool:
-    """Returns whether a name in a table is that of a tensor in each layer of a stack."""
+    """Returns whether a name in a table names a tensor in each layer of a stack."""
     return _NUMBER.search(name) is not None
 
 

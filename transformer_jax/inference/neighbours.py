@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.inference.static_vectors import StaticVectors, normalised
+from transformer_jax.inference.static_vectors import StaticVectors, normalized
 from transformer_jax.storage import buckets
 
 _NUM_STATIC = 8
@@ -167,4 +167,4 @@ def static(task: Any, params, word: str) -> list[tuple[str, float]]:
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns the cosine similarities (..., N, K) of vectors (..., N, M) and (..., K, M)."""
-    return normalised(x) @ normalised(y).swapaxes(-1, -2)
+    return normalized(x) @ normalized(y).swapaxes(-1, -2)

@@ -313,7 +313,7 @@ def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
         priors = dict(zip(distinct, task.log_likelihoods(params, alone)))
         scores = [score - priors[choice].log_prob for score, (_, choice) in zip(scores, pairs)]
     scores = iter(scores)
-    # `max` calls the key once for each choice, in their order, which is that of the scores.
+    # `max` calls the key once for each choice, in their order, which the scores have, too.
     return [max(own, key=lambda _: next(scores)) for own in choices]
 
 

@@ -52,7 +52,7 @@ class StaticVectors:
     @functools.cached_property
     def unit(self) -> Float[np.ndarray, "V M"]:
         """The vectors, scaled to length 1."""
-        return normalised(self.table)
+        return normalized(self.table)
 
     def words(self) -> tuple[list[str], Float[np.ndarray, "N M"]]:
         """Returns the tokens that are not special tokens, and their vectors."""
@@ -87,7 +87,7 @@ class StaticVectors:
         return self._nearest(b - a + c, ids, count)
 
     def _nearest(self, vector, excluded: list[int], count: int) -> list[tuple[str, float]]:
-        cosines = self.unit @ normalised(vector)
+        cosines = self.unit @ normalized(vector)
         # Special tokens are left out, because they are no words and many are never trained.
         cosines[self.tokenizer.special] = -np.inf
         # Otherwise the words of the question would be the nearest ones.
@@ -170,6 +170,6 @@ def _read(path: str) -> Iterator[tuple[str, list[list[str]]]]:
         yield name, rows
 
 
-def normalised(vectors: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
+def normalized(vectors: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
     """Returns the vectors, scaled to length 1; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -92,7 +92,7 @@ def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
         raise UserError(
             f"the replacement of {name} has the shape {jnp.shape(new)}: must broadcast to {x.shape}"
         )
-    # The dtype is kept, because a float32 array would otherwise change that of all later layers.
+    # The dtype is kept, because a float32 array would otherwise change all later layers.
     return jnp.broadcast_to(new, x.shape).astype(x.dtype)
 
 

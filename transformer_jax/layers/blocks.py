@@ -58,8 +58,8 @@ class RMSNorm(nn.Module):
 def _layer_norm(x, scale, bias, epsilon):
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
-    # The variance is that of the centered values, because the mean square minus the squared mean
-    # would cancel for a large mean.
+    # The variance is computed from the centered values, because the mean square minus the squared
+    # mean would cancel for a large mean.
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(variance + epsilon)
     return (y * scale + bias).astype(x.dtype)

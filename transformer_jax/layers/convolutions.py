@@ -37,7 +37,7 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B L C"]) -> Float[Array, "B N D"]:
         inputs = self.width * x.shape[-1]
-        # This variance preserves that of the signal through ReLU layers (He et al. 2015, section
+        # This variance preserves the signal's variance through ReLU layers (He et al. 2015, section
         # 2.2).
         normal = nn.initializers.normal(math.sqrt(2 / inputs))
         init = declared(normal, (None, None, None), decays=True, inputs=2)

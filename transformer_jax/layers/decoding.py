@@ -143,7 +143,7 @@ class Ring:
     beams: int = struct.field(pytree_node=False)
 
     @classmethod
-    def begun(cls, collections: dict, segments: Int[Array, "N S"], beams: int) -> "Ring":
+    def started(cls, collections: dict, segments: Int[Array, "N S"], beams: int) -> "Ring":
         """Returns the state after N inputs have read one token each, in a ring of one slot."""
         batch = len(segments)
         return cls(

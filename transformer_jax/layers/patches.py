@@ -41,7 +41,7 @@ def check(model: Any) -> None:
             )
 
 
-def normalised(
+def normalized(
     images: Num[ArrayLike, "B H W C"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "B H W C"]:
     """Returns (images / 255 - mean) / std in float32.

@@ -53,7 +53,7 @@ class Quantizer(nn.Module):
             kernel_init=nn.initializers.normal(1.0),
             name="logits",
         )(x.astype(jnp.float32))
-        # Both initializers are those of the published code of wav2vec 2.0, so that training starts
+        # Both initializers are as in the published code of wav2vec 2.0, so that training starts
         # from the same distribution of entries.
         part = self.width // self.codebooks
         init = declared(nn.initializers.uniform(1.0), (None, None))

@@ -155,7 +155,7 @@ class _Ring:
         return jnp.concatenate([jnp.where(is_odd, y, x), jnp.where(is_odd, x, y)])
 
     def sent(self, tree):
-        """Sends the arrays to the next device and returns those of the previous one."""
+        """Sends the arrays to the next device and returns the previous one's."""
         if self.size == 1:
             return tree
         pairs = [(i, (i + 1) % self.size) for i in range(self.size)]

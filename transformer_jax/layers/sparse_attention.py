@@ -86,8 +86,8 @@ class Pattern:
             earlier = block * self.num_summaries
             own = np.maximum(near - (self.stride - self.num_summaries), 0)
         far = earlier + own
-        # "both" counts only the far keys of earlier blocks, because those of the query's own block
-        # are near keys as well.
+        # "both" counts only the far keys of earlier blocks, because the far keys of the query's own
+        # block are near keys as well.
         pairs = {"near": near, "far": far, "both": near + earlier, "split": (near + far) / 2}
         return float(pairs[attends].sum())
 

@@ -92,7 +92,7 @@ class Completions(NamedTuple):
 class Writer(NamedTuple):
     """Samples completions by the cached generation of `generate`, on the mesh of the step.
 
-    The parameters are those of training, with whatever sharding they have.
+    The parameters are the training's, with whatever sharding they have.
     """
 
     model: Any  # the Linen module
@@ -376,7 +376,7 @@ class Policy(Prompted):
     """A language model as a policy: completions of prompts, rewards, and a frozen reference.
 
     The policy is the model of `config.model`. It is trained without dropout, because the
-    probability ratio of a token would otherwise be that of two different dropout masks. The
+    probability ratio of a token would otherwise compare two different dropout masks. The
     subtrees "reference" and "reward" of the parameters are frozen: they belong to the run from
     which the policy must not diverge, and to the run of the reward model. A subclass defines the
     loss.
@@ -386,7 +386,7 @@ class Policy(Prompted):
     unfinished_reward: float | None = None
     clip: PositiveFloat = 0.2  # most change of a token's probability, as a ratio, that is rewarded
     minibatches: PositiveInt = 1  # updates in a pass over the completions of a step
-    reference: str = ""  # the run that the policy stays close to, usually that of config.init_from
+    reference: str = ""  # the run that the policy stays close to, usually config.init_from
     reward: str = ""  # the run of a reward model
     # keys of the reference's config.model, ((key, value), ...); the run in config.task.reference
     # gives its own
@@ -490,7 +490,7 @@ class Policy(Prompted):
 
     def _score(self, prompt: str, completion: str) -> float:
         value = self.reward_of(prompt, completion)
-        # Rewards are float32, whose range is smaller than that of Python's numbers.
+        # Rewards are float32, whose range is smaller than the range of Python's numbers.
         largest = float(np.finfo(np.float32).max)
         if not isinstance(value, numbers.Real) or not abs(value) <= largest:
             raise UserError(

@@ -351,9 +351,12 @@ MOVED = {  # without the name of the package
 # scripts written for it keep working.
 RENAMED = {
     "add": "add_metrics",
+    "beginnings": "warm_starts",
+    "canonical_beginnings": "canonical_warm_starts",
     "means": "mean_metrics",
     "zeros_like": "zero_metrics",
     "Attending": "CachedSequenceToSequence",
+    "Beginning": "WarmStart",
     "Cloze": "UnifiedLM",
     "LSTM": "RecurrentLM",
     "Marked": "JoinedPairs",

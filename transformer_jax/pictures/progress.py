@@ -16,7 +16,7 @@ _plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else 
 # can be searched.
 console = Console(stderr=True, highlight=False, soft_wrap=True, **_plain)
 
-_PACE_SECONDS = 60.0  # the pace is that of the last one or two of these, because it may change
+_PACE_SECONDS = 60.0  # the pace is measured over the last one or two, because it may change
 _DRAW_SECONDS = 0.1  # between updates of a bar, because one may take longer than a unit of work
 
 

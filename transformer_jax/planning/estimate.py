@@ -42,7 +42,7 @@ def parameters(task) -> dict[str, int]:
 def training(task) -> tuple[float, int]:
     """Returns the FLOPs and the number of target positions, padding included, of the whole run.
 
-    The FLOPs are those of the forward and backward passes over the rows of all phases, counted as
+    The FLOPs count the forward and backward passes over the rows of all phases, counted as
     in metrics.jsonl. For fine-tuning they are an upper bound, because each row is counted at full
     length.
     """

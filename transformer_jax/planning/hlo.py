@@ -204,7 +204,7 @@ def _collectives_in(
             sizes = sizes[:1]
         size = sum(sizes)
         if op == "reduce-scatter":
-            # Multiplied, because the shape is that of a device's part, but the whole array is
+            # Multiplied, because the shape belongs to a device's part, but the whole array is
             # reduced.
             size *= devices
         # Recognized by its name, because a reduce-scatter appears on a TPU as a fusion of an

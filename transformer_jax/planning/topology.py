@@ -226,7 +226,7 @@ def devices(name: str) -> list:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether the name is that of a topology of GPUs."""
+    """Whether the name is a topology of GPUs."""
     return name.partition(":")[0] in NAMES
 
 

@@ -61,7 +61,7 @@ class Fasta(Source):
             for entry in self._entries(path):
                 try:
                     yield self._record(entry)
-                # Not a UserError, because only faults of an entry may be skipped, and not those of
+                # Not a UserError, because only faults of an entry may be skipped, and not faults of
                 # a file.
                 except _Damaged as error:
                     if not self.skip_damaged:

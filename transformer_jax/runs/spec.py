@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_jax import config as configs
-from transformer_jax.config import Beginning, UserError, beginnings
+from transformer_jax.config import UserError, WarmStart, warm_starts
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.storage import buckets
@@ -396,7 +396,7 @@ def source(config) -> Record | None:
     model of another family. Any family is accepted if the task takes the model of that run, and the
     families in `begins_with` of a model are accepted for that model.
     """
-    runs = (*beginnings(config.init_from), *_task_runs(config))
+    runs = (*warm_starts(config.init_from), *_task_runs(config))
     if not runs:
         return None
     main = next((run for run in runs if not run.prefix), runs[0])
@@ -421,17 +421,17 @@ def _task_class(config):
     return configs.named_class("task", config.task.name)
 
 
-def _task_runs(config) -> tuple[Beginning, ...]:
+def _task_runs(config) -> tuple[WarmStart, ...]:
     """Returns the runs that keys of config.task name. The prefix of each run is its key."""
     keys = _task_class(config).other_runs
-    return tuple(Beginning(key, config.task[key]) for key in keys if config.task[key])
+    return tuple(WarmStart(key, config.task[key]) for key in keys if config.task[key])
 
 
-def _record(beginning: Beginning, config) -> Record:
-    if not exists(beginning.run):
-        key = f"task.{beginning.prefix}" if beginning in _task_runs(config) else configs.INIT_FROM
-        raise UserError(f"config.{key}={beginning.run}: no run here (no config.json)")
-    return read(beginning.run, configs.named_files(config), needed=("model",))
+def _record(start: WarmStart, config) -> Record:
+    if not exists(start.run):
+        key = f"task.{start.prefix}" if start in _task_runs(config) else configs.INIT_FROM
+        raise UserError(f"config.{key}={start.run}: no run here (no config.json)")
+    return read(start.run, configs.named_files(config), needed=("model",))
 
 
 def origin(config, workdir) -> Origin | None:
@@ -457,14 +457,14 @@ def origin(config, workdir) -> Origin | None:
         raise UserError("config.init_from is missing: the workdir of the run to train further")
     source(config)  # to raise an error for another family
     parts = []
-    for beginning in (*beginnings(init_from), *_task_runs(config)):
-        earlier = _record(beginning, config)
-        own = [beginning]
+    for start in (*warm_starts(init_from), *_task_runs(config)):
+        earlier = _record(start, config)
+        own = [start]
         # A mapping says itself which parts to take. For a single run of another family, the model
         # does.
-        if isinstance(init_from, str) and not beginning.prefix:
+        if isinstance(init_from, str) and not start.prefix:
             of_family = _others(config).get(earlier.config.model.name, {}).items()
-            own = [Beginning(prefix, beginning.run, **keys) for prefix, keys in of_family] or own
+            own = [WarmStart(prefix, start.run, **keys) for prefix, keys in of_family] or own
         parts += [Part(earlier.workdir, earlier.config, each) for each in own]
     return Origin(tuple(parts))
 
@@ -489,15 +489,15 @@ def with_other_models(config, recorded: Record | None, earlier: Record | None):
         return config
     # A copy, because the config belongs to the caller.
     config = ConfigDict(config).copy_and_resolve_references()
-    for beginning in _task_runs(config):
-        key = f"{beginning.prefix}_model"
+    for start in _task_runs(config):
+        key = f"{start.prefix}_model"
         if recorded:
             configs.set_key(config, f"task.{key}", recorded.config.task[key])
             continue
-        other = _record(beginning, config)
+        other = _record(start, config)
         if other.fingerprint["tokenizer"] != earlier.fingerprint["tokenizer"]:
             raise UserError(
-                f"config.task.{beginning.prefix}={beginning.run}: has another tokenizer than "
+                f"config.task.{start.prefix}={start.run}: has another tokenizer than "
                 f"{earlier.workdir}, from whose parameters the run starts"
             )
         configs.set_key(config, f"task.{key}", tuple(other.config.model.items()))
@@ -548,8 +548,8 @@ def names_same_run(init_from: str | tuple | None, recorded: str | tuple | None) 
 
 def _absolutes(init_from: str | tuple) -> list:
     return [
-        (_absolute(beginning.run), dataclasses.replace(beginning, run=""))
-        for beginning in beginnings(init_from)
+        (_absolute(start.run), dataclasses.replace(start, run=""))
+        for start in warm_starts(init_from)
     ]
 
 

@@ -254,7 +254,7 @@ def isoflop(runs: Sequence[Run]) -> Allocation:
     points = []
     for parabola in parabolas(runs):
         if parabola.best:
-            # C = 6 N D does not hold, because the FLOPs of a run include those of attention.
+            # C = 6 N D does not hold, because the FLOPs of a run include attention.
             log_tokens = np.interp(
                 np.log(parabola.best),
                 np.log([run.params for run in parabola.runs]),

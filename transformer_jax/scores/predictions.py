@@ -96,7 +96,7 @@ _Tag = tuple[str, str]  # the letter of a tag, as in BIOES, and its type
 class TagScheme:
     """How the tags of words denote entities. See `tag_scheme`."""
 
-    name: str  # of the strict reading, one of SCHEMES; "": that of conlleval
+    name: str  # of the strict scheme, one of SCHEMES; "": conlleval's
     form: re.Pattern | None = None  # of the tags; None: they have no letters
 
     def entities(self, tags: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -211,7 +211,7 @@ def entity_f1(
     """Returns precision, recall and F1 over all entities.
 
     An entity is right if its type and both of its ends are (Tjong Kim Sang & De Meulder 2003).
-    `scheme` is that of the tags, or a name for `tag_scheme`, which may raise UserError.
+    `scheme` is the tags' scheme, or a name for `tag_scheme`, which may raise UserError.
     """
     if isinstance(scheme, str):
         scheme = tag_scheme(itertools.chain(*labels, *predicted), scheme)
@@ -237,7 +237,7 @@ def _numbered_entities(
     }
 
 
-def normalised(answer: str) -> str:
+def normalized(answer: str) -> str:
     """Returns the answer in lower case, without punctuation, articles and extra spaces.
 
     The evaluation script of SQuAD compares answers in this form.
@@ -253,7 +253,7 @@ def exact_match(answers: Sequence[str], predicted: str) -> float:
 
     If there are no answers, the empty prediction is right.
     """
-    return float(normalised(predicted) in _normalized_answers(answers))
+    return float(normalized(predicted) in _normalized_answers(answers))
 
 
 def overlap_f1(answers: Sequence[str], predicted: str) -> float:
@@ -262,7 +262,7 @@ def overlap_f1(answers: Sequence[str], predicted: str) -> float:
     See Rajpurkar et al. 2016, section 6.1. If one of the texts is empty, the score is 1 if both are
     and otherwise 0 (Rajpurkar et al. 2018).
     """
-    words = normalised(predicted).split()
+    words = normalized(predicted).split()
     return max(_overlap(answer.split(), words) for answer in _normalized_answers(answers))
 
 
@@ -292,7 +292,7 @@ def best_threshold(
 
 def _normalized_answers(answers: Sequence[str]) -> list[str]:
     """Returns the normalized answers that are not empty, or [""] if all are empty."""
-    return [answer for answer in map(normalised, answers) if answer] or [""]
+    return [answer for answer in map(normalized, answers) if answer] or [""]
 
 
 def _overlap(answer: list[str], predicted: list[str]) -> float:

@@ -47,7 +47,7 @@ class Denoising(PairTask):
                     f"config.model.vocab_size={size}: must be more than {NUM_SENTINELS}, which "
                     "are the sentinels"
                 )
-            # The sentinels get the ids after those of the tokenizer that is trained now.
+            # The sentinels get the ids after the vocabulary of the tokenizer that is trained now.
             size -= NUM_SENTINELS
         shared = tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, self.texts.training_text, size

@@ -37,7 +37,7 @@ class ImageClassification(ImageTask):
     masked_patches. Its position embeddings are interpolated if config.model.image_size differs.
     """
 
-    # all classes, in the order of the head; (): those of the training images, sorted
+    # all classes, in the order of the head; (): the training images' classes, sorted
     labels: tuple = ()
     label_smoothing: Fraction = 0.0  # share of the probability that is spread over all classes
     # mix each training image with another one, in a ratio drawn from Beta(mixup, mixup); 0: off

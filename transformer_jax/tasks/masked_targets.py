@@ -110,7 +110,7 @@ class MaskedTargets(TextToText):
         """
         labels = batch["labels"]
         masks = self._target(batch, jnp.full_like(labels, self.tokenizer.source.mask_id))
-        # The rank of a mask is between those of the token at its position and of the token before.
+        # A mask's rank is between the ranks of the token at its position and of the token before.
         masks = masks.replace(ranks=masks.ranks - 1)
         row = _joined(self._source(batch), self._target(batch, labels), masks)
         length = row.tokens.shape[1]
@@ -133,7 +133,7 @@ class MaskedTargets(TextToText):
     def _target(self, batch, tokens: jax.Array) -> Inputs:
         """Returns the model's inputs for `tokens` (B, T) at the positions of the targets."""
         positions, segments = batch["target_positions"], batch["target_segment_ids"]
-        # The positions of a target continue those of its source.
+        # The positions of a target continue its source's positions.
         is_source = segments[:, :, None] == batch["source_segment_ids"][:, None, :]
         return Inputs(
             tokens,

@@ -59,7 +59,7 @@ class Span(FineTuning):
     max_answer: PositiveInt = 30  # most tokens of an answer
     n_best: PositiveInt = 20  # spans considered in each part
     unanswerable: bool = False  # questions may have no answer (SQuAD 2.0)
-    # the prediction is "no answer" if its score exceeds that of the best span by more than this;
+    # the prediction is "no answer" if its score exceeds the best span's by more than this;
     # evaluate reports the best value
     null_threshold: float = 0.0
 

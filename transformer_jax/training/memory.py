@@ -122,7 +122,7 @@ def decoding_remedies(config: ConfigDict) -> str:
 # --------------------------- the line about training: what ran out of memory, and the memory in use
 
 # (part of the name of a module, part of the name of a function, activity). The first match counts.
-# The names are those of functions on the call stack, so that renaming one changes this table.
+# The names are functions on the call stack, so that renaming one changes this table.
 _ACTIVITIES = (
     ("training.checkpoint", "restore", "restoring a checkpoint"),
     ("training.checkpoint", "_read", "restoring a checkpoint"),

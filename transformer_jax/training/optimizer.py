@@ -202,7 +202,7 @@ def _scale_by_depth(decay: float, below_top: Mapping[Path, int], traits_of: Trai
     """Scales updates by the depth of their layer: layer-wise decay of the learning rate.
 
     The factor of layer i of N, counted from 1 at the bottom, is decay^(N + 1 - i). The factor of
-    embeddings is decay^(N + 1), and that of the parameters above the layers is 1.
+    embeddings is decay^(N + 1), and parameters above the layers have a factor of 1.
     """
 
     def scaled(path, update):

@@ -143,7 +143,7 @@ class Trainer:
         origin: Origin | None = None,
         recorded=None,
     ) -> dict[str, float]:
-        """Trains to the end. Arguments and errors are those of the function `run`."""
+        """Trains to the end. Arguments and errors are as in the function `run`."""
         config = self.config
         self._clock = Clock()
         self._check_evaluated()
@@ -575,7 +575,7 @@ def stream(
     """
     row_indices = np.arange(rows).reshape(accumulation, -1)
     slices = sharding.addressable_devices_indices_map(row_indices.shape)
-    # Devices that hold the same rows, such as those of the mesh axis "tensor", share one read.
+    # Devices that hold the same rows, such as along the mesh axis "tensor", share one read.
     local_indices = np.unique(
         np.concatenate([row_indices[index].ravel() for index in slices.values()])
     )

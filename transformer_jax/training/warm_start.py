@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import Beginning, UserError, named_class
+from transformer_jax.config import UserError, WarmStart, named_class
 from transformer_jax.contracts.task import Batch, Context, EvaluationProgram, Loss, Params, Task
 from transformer_jax.data import array_files
 from transformer_jax.distributed import hosts
@@ -35,7 +35,7 @@ class Part:
 
     workdir: pathlib.Path | buckets.Path
     config: ConfigDict
-    beginning: Beginning
+    start: WarmStart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Origin:
 def untrained_tokens(task, program, origin: Origin) -> str:
     """Returns a line about new tokens whose random embeddings no update trains, or ""."""
     traits = parameters.tensors_by_name(program.traits)
-    sizes = [_vocab_size(part.config) for part in origin.parts if not part.beginning.prefix]
+    sizes = [_vocab_size(part.config) for part in origin.parts if not part.start.prefix]
     num_new = _vocab_size(task.config) - max(sizes, default=_vocab_size(task.config))
     tables = [
         name
@@ -84,25 +84,25 @@ def untrained_tokens(task, program, origin: Origin) -> str:
 
 
 def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
-    beginning = part.beginning
+    start = part.start
     # Parameters below a longer prefix are initialized from another part.
-    prefixes = {other.beginning.prefix for other in parts}
-    inner = {prefix for prefix in prefixes if parameters.is_below(prefix, beginning.prefix)}
+    prefixes = {other.start.prefix for other in parts}
+    inner = {prefix for prefix in prefixes if parameters.is_below(prefix, start.prefix)}
     everything = parameters.tensors_by_name(program.state.params)
-    wanted = parameters.below(everything, beginning.prefix, inner - {beginning.prefix})
+    wanted = parameters.below(everything, start.prefix, inner - {start.prefix})
     if not wanted:
         first = sorted({name.partition("/")[0] for name in everything})
         raise UserError(
-            f"config.init_from: no parameter begins with {beginning.prefix!r}; there are "
+            f"config.init_from: no parameter begins with {start.prefix!r}; there are "
             f"{', '.join(first)}"
         )
     checkpoints = _opened(part, config, wanted)
     folder, step = checkpoints.folder, checkpoints.pick("best")
     stored = parameters.below(
-        parameters.tensors_by_name(checkpoints.abstract_params(step)), beginning.part
+        parameters.tensors_by_name(checkpoints.abstract_params(step)), start.part
     )
     # A run that the task names in a key of its own, such as a reward model, is taken with its head.
-    named_by_task = beginning.prefix in named_class("task", config.task.name).other_runs
+    named_by_task = start.prefix in named_class("task", config.task.name).other_runs
     same_head = named_by_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
@@ -114,15 +114,13 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     shared = {name: source for name, source in shared.items() if source in stored}
     if not shared:
         lacks = f"it has {min(stored)}, which this model lacks" if stored else "it is empty"
-        raise UserError(
-            f"config.init_from={beginning.run}: shares no tensor with this model; {lacks}"
-        )
+        raise UserError(f"config.init_from={start.run}: shares no tensor with this model; {lacks}")
     traits = parameters.tensors_by_name(program.traits)
     stacks = {}
     for name, source in sorted(shared.items()):
         shape = tuple(stored[source].shape)
-        if beginning.layers and traits[parameters.joined(beginning.prefix, name)].is_stack:
-            stacks[name] = _chosen(beginning, shape[0])
+        if start.layers and traits[parameters.joined(start.prefix, name)].is_stack:
+            stacks[name] = _chosen(start, shape[0])
             shape = (len(stacks[name]), *shape[1:])
         # The rows of new tokens keep their initial values; a vocabulary can't lose tokens.
         may_grow = name in _vocabulary(config) and vocab_size <= _vocab_size(config)
@@ -132,16 +130,16 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     if new and named_by_task:
         # No update trains this model, so missing parameters would keep their random initial values.
         raise UserError(
-            f"config.task.{beginning.prefix}={beginning.run}: its checkpoint lacks {new[0]}; take "
+            f"config.task.{start.prefix}={start.run}: its checkpoint lacks {new[0]}; take "
             "a run that has trained all parameters of its model"
         )
     return Match(
         checkpoints=checkpoints,
         step=step,
-        beginning=beginning,
+        start=start,
         shared=shared,
-        new=[parameters.joined(beginning.prefix, name) for name in new],
-        dropped=sorted(_unread(stored.keys() - set(shared.values()), beginning, parts)),
+        new=[parameters.joined(start.prefix, name) for name in new],
+        dropped=sorted(_unread(stored.keys() - set(shared.values()), start, parts)),
         stacks=stacks,
         vocab_size=vocab_size,
     )
@@ -166,7 +164,7 @@ class Match:
     Attributes:
       checkpoints: the checkpoints of the earlier run.
       step: the step of the checkpoint.
-      beginning: which parameters of which run are taken.
+      start: which parameters of which run are taken.
       shared: {name: name in the earlier run} of the tensors to restore, without the prefixes of
         either run.
       new: the names of tensors that the checkpoint lacks.
@@ -177,7 +175,7 @@ class Match:
 
     checkpoints: Checkpoints
     step: int
-    beginning: Beginning
+    start: WarmStart
     shared: dict[str, str]
     new: list[str]
     dropped: list[str]
@@ -192,14 +190,12 @@ class Match:
             say(f"  {len(self.new)} new, as initialized: {', '.join(self.new)}")
         if self.dropped:
             say(f"  {len(self.dropped)} dropped, not in this model: {', '.join(self.dropped)}")
-        vocabulary = {
-            parameters.joined(self.beginning.prefix, name) for name in _vocabulary(config)
-        }
+        vocabulary = {parameters.joined(self.start.prefix, name) for name in _vocabulary(config)}
 
         def with_known_rows(leaf, value):
             return leaf.at[: self.vocab_size].set(value[: self.vocab_size])
 
-        own = {parameters.joined(self.beginning.prefix, name): name for name in self.shared}
+        own = {parameters.joined(self.start.prefix, name): name for name in self.shared}
 
         def restored_or_initial(path, leaf):
             name = parameters.tensor_name(path)
@@ -226,12 +222,12 @@ class Match:
         wanted = parameters.tensors_by_name(abstract_params)
         targets = {}  # by name in the checkpoint: several parameters may take the same tensor
         for name, source in self.shared.items():
-            targets.setdefault(parameters.joined(self.beginning.part, source), []).append(name)
+            targets.setdefault(parameters.joined(self.start.part, source), []).append(name)
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def with_sharding(path, leaf):
             name = next(iter(targets.get(parameters.tensor_name(path), ())), "")
-            like = wanted.get(parameters.joined(self.beginning.prefix, name)) if name else None
+            like = wanted.get(parameters.joined(self.start.prefix, name)) if name else None
             is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
             # The axis of the layers is never split, so the sharding also fits another number of
             # layers.
@@ -246,11 +242,11 @@ class Match:
         restored = {}
         for stored_name, (first, *copies) in targets.items():
             tensor = self._chosen_layers(first, tensors[stored_name])
-            restored[parameters.joined(self.beginning.prefix, first)] = tensor
+            restored[parameters.joined(self.start.prefix, first)] = tensor
             for name in copies:
                 # The training step donates the buffer of each parameter, so two of them can't
                 # share one.
-                restored[parameters.joined(self.beginning.prefix, name)] = jnp.copy(tensor)
+                restored[parameters.joined(self.start.prefix, name)] = jnp.copy(tensor)
         return restored
 
     def _chosen_layers(self, name: str, tensor: jax.Array) -> jax.Array:
@@ -262,20 +258,20 @@ class Match:
         return jax.jit(lambda stack: stack[layers], out_shardings=tensor.sharding)(tensor)
 
 
-def _unread(names: Iterable[str], beginning: Beginning, parts: Iterable[Part]) -> list[str]:
+def _unread(names: Iterable[str], start: WarmStart, parts: Iterable[Part]) -> list[str]:
     """Returns those of `names` in the checkpoint that no other part of the new run takes either."""
-    others = [other.beginning for other in parts if other.beginning.run == beginning.run]
-    taken = [other.part for other in others if other.part and other.part != beginning.part]
-    stored = [parameters.joined(beginning.part, name) for name in names]
+    others = [other.start for other in parts if other.start.run == start.run]
+    taken = [other.part for other in others if other.part and other.part != start.part]
+    stored = [parameters.joined(start.part, name) for name in names]
     return [name for name in stored if not any(parameters.is_below(name, part) for part in taken)]
 
 
-def _chosen(beginning: Beginning, num_layers: int) -> list[int]:
-    layers = beginning.chosen(num_layers)
+def _chosen(start: WarmStart, num_layers: int) -> list[int]:
+    layers = start.chosen(num_layers)
     if not layers or max(layers) >= num_layers:
         raise UserError(
-            f"config.init_from: {beginning.prefix!r} takes the layers {beginning.layers!r} of "
-            f"{beginning.run}, which has {num_layers}, numbered from 0"
+            f"config.init_from: {start.prefix!r} takes the layers {start.layers!r} of "
+            f"{start.run}, which has {num_layers}, numbered from 0"
         )
     return layers
 

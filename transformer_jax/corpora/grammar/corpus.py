@@ -756,8 +756,8 @@ def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
     attempt = 0
     while True:
         key = f"{VERSION}/{seed}/{split}/{index}/{attempt}".encode()
-        # Hashing gives an independent stream for each attempt, without drawing those of earlier
-        # sentences.
+        # Hashing gives an independent stream for each attempt, without drawing the
+        # streams of earlier sentences.
         digest = hashlib.blake2b(key, digest_size=8).digest()
         pair = sentence(Draw(int.from_bytes(digest, "big")))
         if split_of(pair[0]) == split and MIN_WORDS <= pair[0].count(" ") + 1 <= MAX_WORDS:

@@ -1,4 +1,4 @@
-"""Generated protein families, whose residues coevolve in pairs like those of real families.
+"""Generated protein families, whose residues coevolve in pairs, as in real families.
 
 The structure of a family is a sheet: strands of equal length that loops connect. The residues at
 the same height of all strands form a rung, and all residues of a rung are in contact with each
@@ -56,7 +56,7 @@ class ProteinFamilies(Source):
     held_out: PositiveInt = 30  # proteins of a family in each of the other splits
     strands: Annotated[int, Range(least=2)] = 6  # strands of a sheet
     rungs: PositiveInt = 6  # residues of a strand
-    conserved: Share = 0.8  # share of the residues of loops that are those of the family
+    conserved: Share = 0.8  # share of the residues of loops that the family conserves
     coupled: Share = 0.95  # share of the residues of strands that are of the class of their rung
     # numbers of the families in the training split, from 0; empty: all
     train_families: tuple[int, ...] = ()

@@ -136,7 +136,7 @@ def _is_text_or_number(value) -> bool:
 def _check_class(value, where: str, types: dict[str, type]) -> None:
     """Raises UserError for a JSON value that is not the name of a class.
 
-    `types` holds the type of each name so far, and gets that of the value: 1 and "1" are two values
+    `types` holds the type of each name so far, and gets the value's type: 1 and "1" are two values
     of JSON, but one name.
     """
     shown = json.dumps(value)[:40]

@@ -344,7 +344,7 @@ Key = tuple[str, tuple]  # a path or URL, and the version of the file
 
 
 @dataclasses.dataclass
-class _Memory:
+class _Digests:
     """The digests that are known in this process."""
 
     digests: dict[Key, str] = dataclasses.field(default_factory=dict)
@@ -352,7 +352,7 @@ class _Memory:
     is_read: bool = True  # whether `digests` contains these
 
 
-_memory = _Memory()
+_known = _Digests()
 
 
 def remember_in(data) -> None:
@@ -362,17 +362,17 @@ def remember_in(data) -> None:
     """
     folder = f"{str(data.cache).rstrip('/')}/digests"
     if data.rebuild:
-        _memory.digests.clear()
-    if data.rebuild or folder != _memory.folder:
-        _memory.folder, _memory.is_read = folder, data.rebuild
+        _known.digests.clear()
+    if data.rebuild or folder != _known.folder:
+        _known.folder, _known.is_read = folder, data.rebuild
 
 
 def sha256(paths: Sequence[str]) -> list[str]:
     """Returns the SHA-256 digest of each file. Only files of an unknown version are read."""
-    if not _memory.is_read:
-        _memory.is_read = True
+    if not _known.is_read:
+        _known.is_read = True
         # Those of this process win, because it has read the files itself.
-        _memory.digests = _read(_memory.folder) | _memory.digests
+        _known.digests = _read(_known.folder) | _known.digests
     digests = []
     new: dict[Key, str] = {}
     saved_at = time.monotonic()
@@ -380,14 +380,14 @@ def sha256(paths: Sequence[str]) -> list[str]:
         # Taken before the version, so that a change during the read counts as too fresh.
         started = time.time()
         key = location, version = _key(path)
-        digest = _memory.digests.get(key)
+        digest = _known.digests.get(key)
         if digest is None:
             _wait_for_next_tick(version)
             with buckets.path(location).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             # The version is read again, because the file may have changed while it was read.
             if _is_settled(version, started) and _key(path) == key:
-                new[key] = _memory.digests[key] = digest
+                new[key] = _known.digests[key] = digest
         digests.append(digest)
         if time.monotonic() - saved_at > _SAVE_SECONDS:
             _save(new)
@@ -401,7 +401,7 @@ def share() -> None:
 
     A process then reads only files of another version, such as copies on its own disk.
     """
-    _memory.digests |= _from_rows(hosts.share(_rows(_memory.digests)))
+    _known.digests |= _from_rows(hosts.share(_rows(_known.digests)))
 
 
 def _key(path: str) -> Key:
@@ -430,14 +430,14 @@ def _is_settled(version: tuple, now: float) -> bool:
 def _save(new: dict[Key, str]) -> None:
     """Adds the digests of large files to those in the folder, if it can be written."""
     large = {key: digest for key, digest in new.items() if _is_large(key[1])}
-    if not large or not _memory.folder:
+    if not large or not _known.folder:
         return
     # Without permission to write, the cache is merely not updated.
     with contextlib.suppress(UserError):
-        folder = Folder(_memory.folder)
+        folder = Folder(_known.folder)
         with folder.exclusive():
             # Read again under the lock, because another program may have added digests since.
-            digests = _read(_memory.folder) | large
+            digests = _read(_known.folder) | large
             # A dict keeps the order in which its keys were added.
             latest = dict(list(digests.items())[-_MOST:])
             folder.write(_FILE, json.dumps(_rows(latest)).encode(), sealed=True)

@@ -270,14 +270,14 @@ def from_vocabulary(vocab: dict[str, int], merges: list[str], config: dict) -> B
     """Returns the tokenizer for these pieces: GPT's if some end with "</w>", otherwise GPT-2's.
 
     `config` is the content of tokenizer_config.json, which may name the end token, and define it
-    and the tokens before it behind those of the vocabulary.
+    and the tokens before it behind the vocabulary's.
     """
     is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
     end = _named(config, "eos")
     added = config.get("added_tokens_decoder") or {}
     ids = {token["content"]: int(i) for i, token in added.items()}
     if end in ids and end not in vocab:
-        # Tokens after the end token, such as those of a chat format, are not part of the
+        # Tokens after the end token, such as the tokens of a chat format, are not part of the
         # vocabulary.
         vocab = vocab | {piece: i for piece, i in ids.items() if i <= ids[end]}
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges, end)

@@ -172,7 +172,7 @@ def _frame(processor: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
     match processor.get("type"):
         case "Sequence":  # such as Llama 3's: offsets of bytes, then a template
             frames = [_frame(each) for each in processor["processors"]]
-            # Reversed, because a later processor puts its tokens outside those of an earlier one.
+            # Reversed, because a later processor puts its tokens outside an earlier one's.
             before = (i for first, _ in reversed(frames) for i in first)
             return tuple(before), tuple(i for _, last in frames for i in last)
         case "TemplateProcessing":

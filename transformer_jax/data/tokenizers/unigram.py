@@ -490,7 +490,7 @@ def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
 
 # --------------------------------------------------------------------------------------------------
 # The tokenizers of Marian's translation models, such as OPUS-MT (Tiedemann & Thottingal 2020). The
-# pieces come from SentencePiece, but its ids are not those of the model.
+# pieces come from SentencePiece, but its ids differ from the model's.
 
 
 class Marian(Tokenizer):

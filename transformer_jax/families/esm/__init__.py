@@ -27,7 +27,7 @@ class ESM(RoBERTa):
     """Residues (B, L) int32 -> hidden states (B, L, M).
 
     ESM is a RoBERTa with pre-LN layers, a final norm and no pooler. Padding follows the residues of
-    a row. The default sizes are those of ESM-1b.
+    a row. The default sizes are ESM-1b's.
     """
 
     can = frozenset({"attend", "fill", "contact"})

@@ -165,7 +165,7 @@ class ViT(SignalEncoder):
                 f"images of shape {images.shape[1:]}: must be {expected}, as "
                 "config.model.image_size and config.model.channels say"
             )
-        pixels = patches.normalised(images, self.mean, self.std)
+        pixels = patches.normalized(images, self.mean, self.std)
         x = self.patch_embed(patches.patches(pixels, self.patch_size))  # (B, N, M)
         class_position, patch_positions = self._positions(x.dtype)
         x = x + patch_positions

@@ -93,7 +93,7 @@ class VQAutoencoder(SignalEncoder):
 
     def layers(self, images: Num[ArrayLike, "B H W C"]) -> Float[Array, "K B N M"]:
         """Returns the patch embeddings and the hidden states of all blocks of the encoder."""
-        return self._layers(patches.normalised(images, self.mean, self.std))
+        return self._layers(patches.normalized(images, self.mean, self.std))
 
     def _layers(self, pixels: Float[Array, "B H W C"]) -> Float[Array, "K B N M"]:
         x = self.patch_embed(patches.patches(pixels, self.patch_size))  # (B, N, M)
@@ -112,7 +112,7 @@ class VQAutoencoder(SignalEncoder):
         Gradients use the straight-through estimator: the gradient with respect to a codebook entry
         is passed to the encoder output unchanged.
         """
-        pixels = patches.normalised(images, self.mean, self.std)
+        pixels = patches.normalized(images, self.mean, self.std)
         encoded = self._encoded(pixels)
         vectors = jnp.take(self.codes_table, self._nearest(encoded), axis=0)
         # The value is `vectors`, but the gradient is passed to `encoded`, because the choice of a
@@ -122,7 +122,7 @@ class VQAutoencoder(SignalEncoder):
 
     def codes(self, images: Num[ArrayLike, "B H W C"]) -> Int[Array, "B N"]:
         """Returns the code of each patch, an index into the codebook, in row-major order."""
-        return self._nearest(self._encoded(patches.normalised(images, self.mean, self.std)))
+        return self._nearest(self._encoded(patches.normalized(images, self.mean, self.std)))
 
     def images_of(self, codes: Int[ArrayLike, "B N"]) -> UInt8[Array, "B H W C"]:
         """Returns the images that the decoder reconstructs from codes."""

@@ -39,7 +39,7 @@ class DPO(PreferenceTask, Continued):
     beta: PositiveFloat = 0.1  # strength of the KL penalty; tau in IPO
     # updates whose examples are sorted by length together, so that batches hold less padding
     group_by_length: PositiveInt = 1
-    reference: str = ""  # the run whose model is the reference, usually that of config.init_from
+    reference: str = ""  # the run whose model is the reference, usually config.init_from
     # keys of the reference's config.model, ((key, value), ...); the run in config.task.reference
     # gives its own
     reference_model: tuple = ()
@@ -53,7 +53,7 @@ class DPO(PreferenceTask, Continued):
         if not self.reference_model:
             raise UserError(
                 "config.task.reference is missing: the workdir of the run that config.model stays "
-                "close to, usually that of config.init_from"
+                "close to, usually config.init_from"
             )
         self._reference = build_model(ConfigDict({"model": dict(self.reference_model)}))
         self._check()
@@ -152,7 +152,7 @@ class DPO(PreferenceTask, Continued):
         reference = jax.lax.stop_gradient(params["reference"])
         policy_log_probs = log_probs(self.model, params, batch, context)
         # The reference has no dropout, because its log-probabilities are constants of the data.
-        # `Context()` is that of an evaluation.
+        # `Context()` is an evaluation's context.
         reference_log_probs = log_probs(self._reference, reference, batch, Context())
         log_ratios = policy_log_probs - reference_log_probs  # (B, K)
         pairs = Pairs.of(log_ratios, filled, batch["labels"], batch["weights"])

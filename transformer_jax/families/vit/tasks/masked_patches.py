@@ -44,7 +44,7 @@ class MaskedPatches(ImageTask):
 
     mask_ratio: float = 0.75  # share of the patches of an image that are masked
     # predict the pixels of a patch normalized by their mean and standard deviation
-    normalise_pixels: bool = True
+    normalize_pixels: bool = True
     decoder_layers: PositiveInt = 8  # layers of the decoder
     decoder_width: PositiveInt = 512  # width of the decoder's residual stream
     decoder_heads: PositiveInt = 16  # attention heads of a layer of the decoder
@@ -59,9 +59,9 @@ class MaskedPatches(ImageTask):
                 f"config.task.mask_ratio={self.mask_ratio}: must hide some of {count} patches, and "
                 "leave some"
             )
-        if self.normalise_pixels and self.decoder.features < 2:
+        if self.normalize_pixels and self.decoder.features < 2:
             raise UserError(
-                "config.task.normalise_pixels=True: a patch of one number has no deviation; set it "
+                "config.task.normalize_pixels=True: a patch of one number has no deviation; set it "
                 "to false"
             )
         if self.decoder_width % self.decoder_heads or self.decoder_width % 4:
@@ -123,15 +123,15 @@ class MaskedPatches(ImageTask):
     def targets(self, images: Num[Array, "B H W C"]) -> tuple[Array, Array, Array]:
         """Returns (targets (B, N, F), mean and standard deviation of each patch (B, N, 1)).
 
-        With config.task.normalise_pixels, the targets are normalized by the latter two.
+        With config.task.normalize_pixels, the targets are normalized by the latter two.
         """
-        pixels = patches.normalised(images, self.model.mean, self.model.std)
+        pixels = patches.normalized(images, self.model.mean, self.model.std)
         flat = patches.patches(pixels, self.model.patch_size)
         flat = flat.reshape(*flat.shape[:2], -1)
         mean = flat.mean(axis=-1, keepdims=True)
         # The variance is the unbiased estimate, as in the published code.
         deviation = jnp.sqrt(flat.var(axis=-1, keepdims=True, ddof=1) + _EPSILON)
-        return (flat - mean) / deviation if self.normalise_pixels else flat, mean, deviation
+        return (flat - mean) / deviation if self.normalize_pixels else flat, mean, deviation
 
     def loss(self, params, batch, context: Context) -> Loss:
         predicted = self.predicted(params, batch, context)
@@ -161,7 +161,7 @@ class MaskedPatches(ImageTask):
     def reconstruct(self, params, images: np.ndarray) -> Reconstructions:
         """Returns images uint8 (N, S, S, C), their visible patches, and their reconstructions.
 
-        The masked patches of an image are those of the evaluation row with the same index.
+        An image has the masked patches of the evaluation row with the same index.
         """
         count = self.model.num_patches
         generators = [rows.generator(self.philox_key, n, 0) for n in range(len(images))]
@@ -171,8 +171,8 @@ class MaskedPatches(ImageTask):
         targets, mean, deviation = self.targets(batch["images"])
         # Normalized pixels tell neither brightness nor contrast, so both are taken from the
         # original patch, for masked patches, too.
-        original = targets * deviation + mean if self.normalise_pixels else targets
-        if self.normalise_pixels:
+        original = targets * deviation + mean if self.normalize_pixels else targets
+        if self.normalize_pixels:
             predicted = predicted * deviation + mean
         is_visible = np.argsort(order, axis=1)[..., None] < self.num_visible
         return Reconstructions(

@@ -162,7 +162,7 @@ class CTC(ScoredOutputs, SpeechTask):
         return self._logits(params, Inputs(sound=sound, lengths=lengths, **hidden_parts), rng)
 
     def _logits(self, params, inputs: Inputs, rng=None, **options) -> jax.Array:
-        """Returns the same; `options` are those of the model's `hidden`."""
+        """Returns the same; `options` are passed to the model's `hidden`."""
         # Two calls with the same key could draw equal dropout masks.
         keys = [None, None] if rng is None else jax.random.split(rng)
         head_rngs, encoder_rngs = (None if key is None else {"dropout": key} for key in keys)

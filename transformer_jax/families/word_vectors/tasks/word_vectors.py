@@ -25,7 +25,7 @@ class WordVectorsTask(WordTask):
     """Skip-gram and CBOW as in the published code word2vec.c, with a few differences.
 
     The words of a block share their noise words, and the gradients of a block are summed before an
-    update. The gradient of CBOW is that of the mean of its window, which word2vec.c fails to divide
+    update. The gradient of CBOW is taken of its window's mean, which word2vec.c fails to divide
     by the number of words (Irsoy et al. 2021, section 3). Windows end at the end of a row, as they
     do at the end of a document.
     """
