@@ -97,6 +97,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.full
 def test_a_part_that_fails_is_named_and_the_others_run(accelerator, tmp_path, monkeypatch, capsys):
     parts = fake_parts(accelerator)
     monkeypatch.setattr(accelerator, "RESULTS", tmp_path / "none")

@@ -294,6 +294,7 @@ def test_another_config_on_one_process_is_an_error_of_all(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_missing_processes_are_named(tmp_path):
     flags = ("--config=configs/gpt/quickstart.py", f"--workdir={tmp_path}/run", "--patience=3")
     alone = start(3, ["transformer_jax.train_gpt"], *flags, numbers=[0])

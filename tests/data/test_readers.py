@@ -64,6 +64,7 @@ def test_rows_that_no_other_process_can_read_are_refused():
         pass
 
 
+@pytest.mark.full
 def test_processes_end_with_a_killed_run():
     code = """
         import os

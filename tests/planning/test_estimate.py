@@ -80,6 +80,7 @@ def test_predicted_arguments_are_the_compiled_programs(name, mesh):
     assert measured.collectives["all-gather"]["bytes"] > measured.consumers["parameters"]
 
 
+@pytest.mark.full
 def test_an_unknown_chip_has_no_roofline(gpt):
     *inputs, measured = gpt
     assert measured.chip is measured.fits is measured.roofline is measured.mfu is None

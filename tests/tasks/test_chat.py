@@ -350,6 +350,7 @@ def test_flags_that_do_not_go_together(chats, gpt):
     refused(other, "this run has no special tokens for conversations")
 
 
+@pytest.mark.full
 def test_a_wrong_file_leaves_no_run(tmp_path):
     (tmp_path / "bad.jsonl").write_text(json.dumps({"messages": []}) + "\n")
     done = call(

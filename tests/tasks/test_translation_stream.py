@@ -91,6 +91,7 @@ def test_an_input_may_remain_alone_after_it_was_read_with_a_longer_one(endless, 
     assert [int(outputs[number].lengths[0]) for number in range(4)] == limits
 
 
+@pytest.mark.full
 def test_a_cache_that_grew_for_one_long_output_shrinks_again(endless, monkeypatch):
     task, params = endless(2, 1)
     resize, slots = stream.Stream.resize, []

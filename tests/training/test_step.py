@@ -45,7 +45,7 @@ def reference(tmp_path_factory):
 
 
 def test_golden_first_losses(reference):
-    """float32 on CPU. A change here is a change of the initialisation, data order or model."""
+    """float32 on CPU. A change here is a change of the initialization, data order or model."""
     np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
 
 
