@@ -52,8 +52,8 @@ from tests.jitted import jitted
 # of pytest-xdist have no arguments and inherit the variable. Programs that run as users run them
 # are not checked.
 if "--full" in sys.argv:
-    os.environ["TEST_ANNOTATIONS"] = "1"
-if os.environ.get("TEST_ANNOTATIONS") == "1" and os.environ.get("TEST_OPTIMIZED") != "1":
+    os.environ["TEST_FULL"] = "1"
+if os.environ.get("TEST_FULL") == "1" and os.environ.get("TEST_OPTIMIZED") != "1":
     annotations.install()
 
 from transformer_jax import config as configs
@@ -99,7 +99,7 @@ TINY = {
 
 def updates(number: int) -> int:
     """Returns the updates of a run whose scores are read with --full alone: 4 without it."""
-    return number if os.environ.get("TEST_ANNOTATIONS") == "1" else 4
+    return number if os.environ.get("TEST_FULL") == "1" else 4
 
 
 SENTENCES = [

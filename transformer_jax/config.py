@@ -795,7 +795,7 @@ _PLACES = {
 
 
 def section_folder(section: str) -> str:
-    """Returns the folder in which most files that the names of a section name are."""
+    """Returns the folder that holds most of the models, tasks or sources, for a message."""
     return f"transformer_jax/{_PLACES[section][0].partition('/')[0]}/"
 
 
@@ -834,7 +834,10 @@ def _modules(section: str) -> dict[str, dict[str, str]]:
 
 @functools.cache
 def _modules_in(section: str, *tops: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Does the work of `_modules`, where `tops` are (package, *its folders)."""
+    """Returns what `_modules` does, for `tops` of (package, *its folders).
+
+    The folders are arguments, so that the cache is not used where a package has another folder.
+    """
     folders = {top: [pathlib.Path(path) for path in paths] for top, *paths in tops}
     found = {}
     for place in _PLACES[section]:

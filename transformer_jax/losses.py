@@ -273,7 +273,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     # Labels are compared rather than used to gather logits, because the vocabulary may be split
     # over devices, and each can compare its own part.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
-    log_z = jax.nn.logsumexp(logits, axis=-1)
+    log_z = jax.nn.logsumexp(logits, axis=-1)  # (B, L)
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
     nll = log_z - label_logits
     spread, mean = _spread_mass(logits, bias, smoothing)
@@ -283,7 +283,7 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
         return _Result(sums, None, None, terms)
-    target = (1 - smoothing) * is_label + spread
+    target = (1 - smoothing) * is_label + spread  # (B, L, V)
     d_logits = (jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]
     d_logits = d_logits.astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)

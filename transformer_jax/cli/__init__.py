@@ -29,9 +29,9 @@ FLAGS = absl_flags.FLAGS
 # run several programs in turn. `_commands` may be the first argument, and `_chosen` is the one that
 # was; `_optional` names "config" and "workdir" if they may be left out.
 _overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order, since a later one wins
-_commands: list[str] = []
-_chosen: list[str] = []
-_optional: list[str] = []
+_commands: list[str] = []  # the commands that are accepted as the first argument
+_chosen: list[str] = []  # the command that was given
+_optional: list[str] = []  # "config" and "workdir", if they may be left out
 
 
 def define_commands(*names: str) -> None:
@@ -571,7 +571,7 @@ def _say(line: str) -> None:
 # An environment variable and no flag, because all programs of a machine share one folder. Without
 # it, the limit is _BYTES.
 LIMIT = "TRANSFORMER_JAX_COMPILED_GB"
-_BYTES = 10e9
+_BYTES = 10e9  # the limit without it
 _SECONDS = 3600  # between two checks, each of which looks at every file of the folder
 
 

@@ -71,7 +71,7 @@ def masks():
 
 # ---------------------------------------------------------------- neighbors of words, and analogies
 
-_NUM_ANSWERS = 10
+_NUM_ANSWERS = 10  # the number of words that complete an analogy
 
 
 def neighbours(options, folder: str):

@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError
 from transformer_jax.losses import Metrics
 
-Params = Any
+Params = Any  # a tree of arrays
 Batch = dict[str, jax.Array]
-Evaluation = Callable[[Params], dict[str, float]]
+Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
 
 
 class EvaluationProgram(NamedTuple):

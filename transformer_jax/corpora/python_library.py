@@ -317,7 +317,7 @@ def _without_near_duplicates(held_out: list[Pair], earlier: list[Pair]) -> list[
     for number, function_shingles in enumerate(shingles):
         for shingle in function_shingles:
             with_shingle[shingle].append(number)
-    most = [0.0] * len(held_out)
+    most = [0.0] * len(held_out)  # the largest overlap of each one with an earlier function
     for source, _ in earlier:
         others = _shingles(source)
         shared = collections.Counter(

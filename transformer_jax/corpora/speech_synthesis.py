@@ -139,7 +139,7 @@ def _spoken(words: list[str], voice: Voice, rng: np.random.Generator) -> Float[n
         # Most words continue into the next one without a pause, as in fluent speech.
         states.append(_pause(max(rng.uniform(-0.1, 0.15), 0)))
     states.append(_pause(rng.uniform(0.05, 0.2)))
-    tracks = np.concatenate(states)
+    tracks = np.concatenate(states)  # (states, 7)
     tracks = _smoothed(tracks)
     pulses = _pulses(len(tracks), voice.pitch * rng.uniform(0.92, 1.08), rng)
     noise = rng.standard_normal(len(pulses))

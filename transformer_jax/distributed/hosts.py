@@ -137,7 +137,7 @@ def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -
 
 def _call_roll(coordinator: str, count: int, patience: int) -> None:
     end = time.monotonic() + patience
-    connections: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}  # by process number
     error = ""
     with _listening(coordinator) as server, contextlib.ExitStack() as open_connections:
         while len(connections) < count - 1 and not error:
@@ -196,7 +196,7 @@ RESUME = "This process ends, too; the same command continues the run"
 # a pipe for what the parent needs to know about an abort, because the child itself cannot tell it
 # then.
 _parent: int | None = None
-_pipe: int | None = None
+_pipe: int | None = None  # a pipe to the parent, in the child
 
 
 def supervise() -> None:
@@ -304,8 +304,8 @@ class StopPoint:
         # The lock is held from `_send` until the processes have agreed, because the number of
         # points that a process has published must stay true.
         self._lock = threading.Lock()
-        self._passed = 0
-        self._last: int | None = None
+        self._passed = 0  # number of points passed
+        self._last: int | None = None  # the number of the point at which all stop
         self._has_sent = False
         self._call: Callable[[int], None] | None = None
 
@@ -412,7 +412,7 @@ def connect(arguments: dict, patience: int = 300) -> None:
     # jax is imported here, because `supervise` must fork before jax starts its threads. The module
     # is a private one, because the key-value store has no public name yet.
     import jax
-    from jax._src import distributed
+    from jax._src import distributed  # the key-value store has no public name yet
 
     # Without it, the CPU backend has no collectives between processes.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -262,7 +262,7 @@ class Encoder:
 
         They are h_c of Howard & Ruder 2018, section 3.3.
         """
-        filled = (batch["segment_ids"] > 0)[..., None]
+        filled = (batch["segment_ids"] > 0)[..., None]  # (B, L, 1)
         # float32, because a mean over many tokens in bfloat16 loses the small ones. Padding is set
         # to 0 instead of multiplied by 0, which would keep a NaN.
         states = jnp.where(filled, hidden.astype(jnp.float32), 0)

@@ -145,7 +145,7 @@ class FeatureBased(FineTuning):
         if not self.features:
             return super().flops(row_shape)
         length = self.lengths[row_shape]
-        cell = LSTM(self.lstm_width // 2)
+        cell = LSTM(self.lstm_width // 2)  # of one direction
         first = parameters.recurrent(length, self._input_width, cell)
         second = parameters.recurrent(length, self.lstm_width, cell)
         # 3 for a forward and a backward pass, and 2 for the two directions.

@@ -32,7 +32,7 @@ from transformer_jax.layers.low_rank import Adapters
 # adapters of other modules, such as embeddings, in another way.
 _LAYOUTS = ("linear", "linear_merge", "same", "conv1d", "conv1d_merge")
 
-Tree = dict
+Tree = dict  # of dicts of arrays
 Pair = tuple[Float[np.ndarray, "r I"], Float[np.ndarray, "O r"]]
 
 

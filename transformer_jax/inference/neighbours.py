@@ -11,7 +11,7 @@ from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.inference.static_vectors import StaticVectors, normalized
 from transformer_jax.storage import buckets
 
-_NUM_STATIC = 8
+_NUM_STATIC = 8  # neighbors by embedding
 _ROUNDING = 1e-5  # cosines that differ by less count as equal, because float32 rounds them
 # Words in a text carry punctuation, which the word that the user names does not.
 _PUNCTUATION = "\"'.,;:!?()"
@@ -109,7 +109,7 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
     if len(set(numbers)) < 2:
         raise UserError(f"--word={word}: fewer than two of the texts have this word")
     # The states of a Transformer share a large mean, which would make all cosines large.
-    centered = np.stack(states, axis=1) - (total / count)[:, None]
+    centered = np.stack(states, axis=1) - (total / count)[:, None]  # (layers + 1, N, M)
     cosines = _cosines(centered, centered)
     is_same = np.equal.outer(numbers, numbers)
     return Neighbours(

@@ -193,11 +193,11 @@ class _Queue:
         self.stream, self.params = stream, params
         self.inputs, self.limits = inputs, limits
         self.queue = deque(range(len(inputs)))
-        self.waiting = deque()
+        self.waiting = deque()  # (row of the encoded batch, index of the input), not admitted yet
         self.in_row = np.full(stream.num_rows, -1)
-        self.longest = 0
+        self.longest = 0  # tokens of the longest unfinished output
         self.search = None
-        self.length = 0
+        self.length = 0  # to which the sources in the rows are padded
 
     def fill(self) -> bool:
         """Admits inputs to free rows. Returns whether any row has an input."""

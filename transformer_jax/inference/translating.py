@@ -24,7 +24,7 @@ from transformer_jax.scores.predictions import Measure
 
 # --------------------------------------------------------- translating lines of text by beam search
 
-WAYS = ("split", "truncate", "skip", "refuse")
+WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
 
 # Batches of lines that are read ahead and sorted by length together: sorting saves padding, and
 # reading ahead only so far bounds the memory and the wait for the first line.

@@ -208,7 +208,7 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
     )
     # The arrays are transposed and mapped over the batch, because the kernel takes one example (H,
     # L, D).
-    q = q.transpose(0, 2, 1, 3)
+    q = q.transpose(0, 2, 1, 3)  # (B, H, Q, D)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     if key_segments is None:
@@ -299,13 +299,13 @@ class Attention(nn.Module):
         decode: int = 0,
     ) -> Float[Array, "B Q M"]:
         kv_heads = self.num_kv_heads or self.num_heads
-        q = self._project("query", x, self.num_heads, self.query_init)
+        q = self._project("query", x, self.num_heads, self.query_init)  # (B, Q, H, D)
         if decode and self.cross and encoder_output is None:
             k = self._read_cross_cache("keys")
             v = self._read_cross_cache("values")
         else:
             source = encoder_output if self.cross else x
-            k = self._project("key", source, kv_heads)
+            k = self._project("key", source, kv_heads)  # (B, K, G, D)
             v = self._project("value", source, kv_heads)
             # Keys are cached after their rotation, which is then computed only once.
             if self.rotary is not None:
@@ -329,7 +329,7 @@ class Attention(nn.Module):
             observe = partial(activations.named, self, "weights")
             kernel = partial(dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
-        y = activations.named(self, "heads", y)
+        y = activations.named(self, "heads", y)  # (B, Q, H, D)
         return self._merged(y, x.shape[-1])
 
     def _weight_dropout(self, batch: int) -> WeightDropout:

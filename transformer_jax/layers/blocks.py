@@ -34,8 +34,8 @@ class LayerNorm(nn.Module):
         shape = (x.shape[-1],)
         scale_init = declared(nn.initializers.ones, ("norm",))
         bias_init = declared(nn.initializers.zeros, ("norm",))
-        scale = self.param("scale", scale_init, shape)
-        bias = self.param("bias", bias_init, shape)
+        scale = self.param("scale", scale_init, shape)  # (M,)
+        bias = self.param("bias", bias_init, shape)  # (M,)
         return recomputed(_layer_norm, x)(x, scale, bias, self.epsilon)
 
 
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         init = declared(nn.initializers.ones, ("norm",))
-        scale = self.param("scale", init, (x.shape[-1],))
+        scale = self.param("scale", init, (x.shape[-1],))  # (M,)
         return recomputed(_rms_norm, x)(x, scale, self.epsilon)
 
 
@@ -97,7 +97,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
-        y = self._hidden("wi", x)
+        y = self._hidden("wi", x)  # (B, L, F)
         y = recomputed(self.activation, y)(y)
         if self.gated:
             y = y * self._hidden("wv", x)
@@ -224,9 +224,9 @@ class DroppedBlock(Block):
 # What a layer saves for the backward pass, which recomputes the rest: everything, the products with
 # parameters, because they take longest to recompute, or only its input.
 REMAT = {
-    "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "none": None,  # saves all activations
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
+    "full": jax.checkpoint_policies.nothing_saveable,  # saves only the input of each layer
 }
 Remat = Literal["none", "dots", "full"]
 

@@ -113,7 +113,7 @@ def blockwise(
             seeds[:, :, None], query_segments[:, None, None], key_segments[:, None, None]
         )
         # (B, H, L, D), because a program reads positions of a single row and head.
-        heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+        heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]  # (B, H, L, D)
         return _attention(options, inputs, *heads_first).transpose(0, 2, 1, 3)
 
     return sharding.on_each_device(on_device, arrays, axes, heads)
@@ -142,7 +142,7 @@ def _backward(options: Options, saved, gradient):
     # softmax subtracts. It equals the product of output and output gradient (Dao et al. 2022,
     # appendix B.4), so that no kernel has to reduce over the keys for it.
     products = gradient.astype(jnp.float32) * output.astype(jnp.float32)
-    means = products.sum(axis=-1)[:, :, None]
+    means = products.sum(axis=-1)[:, :, None]  # (B, H, 1, Q)
     query_arrays = (inputs.query_segments, q, gradient, normalizer, means)
     key_arrays = (inputs.key_segments, k, v)
     # There are two kernels, because gradients of queries are sums over keys, but gradients of keys

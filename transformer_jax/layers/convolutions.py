@@ -42,7 +42,7 @@ class Convolution(nn.Module):
         normal = nn.initializers.normal(math.sqrt(2 / inputs))
         init = declared(normal, (None, None, None), decays=True, inputs=2)
         kernel = self.param("kernel", init, (self.width, x.shape[-1], self.features))
-        rows = windows(x.astype(self.dtype), self.width, self.stride)
+        rows = windows(x.astype(self.dtype), self.width, self.stride)  # (B, N, width * C)
         y = rows @ kernel.astype(self.dtype).reshape(inputs, self.features)
         if self.use_bias:
             zeros = declared(nn.initializers.zeros, (None,))
@@ -189,7 +189,7 @@ def neighbourhoods(x: Float[Array, "B G H M"]) -> Float[Array, "B G H 3 3 M"]:
         for row in range(_SIDE)
         for column in range(_SIDE)
     ]
-    around = jnp.stack(parts, axis=3)
+    around = jnp.stack(parts, axis=3)  # (B, G, H, 9, M)
     return around.reshape(*x.shape[:3], _SIDE, _SIDE, x.shape[-1])
 
 
@@ -263,10 +263,10 @@ class CharacterWords(nn.Module):
         # The table is shifted, because the initializer starts at 0, whereas the published code
         # draws from -1 to 1.
         table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1
-        x = jnp.take(table.astype(self.dtype), characters, axis=0)
-        words = x.reshape(-1, *x.shape[2:])
+        x = jnp.take(table.astype(self.dtype), characters, axis=0)  # (B, L, C, E)
+        words = x.reshape(-1, *x.shape[2:])  # (N, C, E)
         values = [self._filtered(words, *each) for each in self.filters]
-        y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)
+        y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)  # (B, L, F)
         for number in range(self.num_highways):
             y = Highway(self.dtype, name=f"highway_{number}")(y)
         inputs = y.shape[-1]
@@ -289,7 +289,7 @@ class CharacterWords(nn.Module):
         # convolution is a matrix product with the concatenated characters of each window.
         count = x.shape[1] - width + 1
         windows = [x[:, first : first + count] for first in range(width)]
-        windows = jnp.concatenate(windows, axis=-1)
+        windows = jnp.concatenate(windows, axis=-1)  # (N, count, width * E)
         y = windows @ kernel.reshape(-1, number).astype(x.dtype)
         # The bias is the same at all positions and the ReLU is monotonic, so both may follow the
         # maximum, where they are cheaper.

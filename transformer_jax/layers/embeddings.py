@@ -278,7 +278,7 @@ def map_logits(
         return x.swapaxes(0, 1).reshape(hidden.shape[:2])
 
     def rows(inputs):
-        hidden, *arrays = inputs
+        hidden, *arrays = inputs  # (parts, L, M), (parts, L)
         logits = sharding.constrain(output.logits(hidden), "batch", None, "vocab")
         return function(logits, *arrays)
 
@@ -468,7 +468,7 @@ class Embed(nn.Module):
         # the table. The cast follows the lookup, so that the gradients of the table are summed in
         # float32.
         ids = sharding.constrain(ids + self.offset, "lookup", "length")
-        x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
+        x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)  # (B, L, M)
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
         return sharding.constrain(x, "batch", "length", None)
 
@@ -521,9 +521,9 @@ def sinusoids(positions: Int[ArrayLike, "*B"], features: int) -> Float[Array, "*
 
     Column 2i holds sin(p / 10000^(2i/M)), column 2i + 1 holds cos(p / 10000^(2i/M)).
     """
-    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
     angles = positions[..., None] * rates
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # (B, L, M / 2, 2)
     return pairs.reshape(*positions.shape, -1)[..., :features]
 
 
@@ -582,7 +582,7 @@ class Rotary:
     ) -> Float[Array, "B L H D"]:
         """Returns the rotated queries or keys. The rotation is computed in float32."""
         # In bfloat16, positions above 256 would be rounded, and with them the angles.
-        angles = positions[..., None] * self.rates(x.shape[-1]).astype(np.float32)
+        angles = positions[..., None] * self.rates(x.shape[-1]).astype(np.float32)  # (B, L, D/2)
         cos = jnp.cos(angles)[:, :, None]
         sin = jnp.sin(angles)[:, :, None]
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -42,7 +42,7 @@ class LongformerAttention(Attention):
         decode: int = 0,
     ) -> Float[Array, "B L M"]:
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         y = self._windowed((q, k, v), mask, dropout, global_positions)
         # The parameters of global tokens must exist even if the first batch has none.
@@ -60,7 +60,7 @@ class LongformerAttention(Attention):
             # This is another draw, because queries are numbered from 0 here as well, so that the
             # same seeds would drop the same weights.
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-            q = project("global_query", x[rows, indices])
+            q = project("global_query", x[rows, indices])  # (B, N, H, D)
             global_outputs = self._global_outputs(q, x, whole_row, dropout)
             # Position L is out of range, so that mode="drop" discards the outputs of padding.
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)
@@ -161,7 +161,7 @@ class LinformerAttention(Attention):
     ) -> Float[Array, "B L M"]:
         """`projection` is given if all layers share one."""
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
         key_projection = value_projection = projection
         if self.sharing != "layers":
             shape = (self.max_length, self.rank)

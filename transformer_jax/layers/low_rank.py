@@ -23,7 +23,7 @@ from transformer_jax.layers.parameters import Declared, Traits
 # Both are siblings of their matrix rather than its children, so that the matrix keeps the name that
 # it has without adapters.
 A, B = "_lora_A", "_lora_B"
-Tree = dict
+Tree = dict  # of dicts of arrays
 
 
 def matrix_of(name: str) -> str:

@@ -60,7 +60,7 @@ class LSHAttention(Attention):
         train: bool = False,
         decode: int = 0,
     ) -> tuple[Float[Array, "B L M"], Buckets]:
-        q = self._project("query_key", x, self.num_heads)
+        q = self._project("query_key", x, self.num_heads)  # (B, L, H, D)
         v = self._project("value", x, self.num_heads)
         # In decoding, all calls need the same rotations, because the cache holds buckets of earlier
         # calls.
@@ -94,7 +94,7 @@ class LSHAttention(Attention):
         # prefer the first buckets.
         q = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-        def on_round(rotations):
+        def on_round(rotations):  # (H, D, N)
             rotated = jnp.einsum("blhd,hdn->bhln", q, rotations)
             buckets, step, start = 0, 1, 0
             for factor in self.num_buckets:
@@ -106,7 +106,7 @@ class LSHAttention(Attention):
 
         # The rounds are mapped one at a time, because the rotated queries (B, H, L, N) are far
         # larger than the buckets.
-        by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))
+        by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))  # (R, B, H, L)
         return jnp.moveaxis(by_round, 0, 2)
 
     def _by_chunks(
@@ -119,7 +119,7 @@ class LSHAttention(Attention):
     ) -> Float[Array, "B L H D"]:
         length = q.shape[1]
         size = min(self.chunk, length)
-        segments = segments_of(mask, length, size)[:, :, None]
+        segments = segments_of(mask, length, size)[:, :, None]  # (B, 1, 1, N)
         buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
         # The segment is the leading digit, so that sorting keeps the texts of a packed row apart.
         groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
@@ -180,12 +180,12 @@ class LSHAttention(Attention):
         As a bias of the scores, it multiplies the weight of a key by the number of rounds.
         """
         keys = jnp.arange(key_buckets.shape[3])[None]
-        is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]
+        is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]  # (B, 1, 1, Q, K)
         is_own = pairs(jnp.equal, buckets, key_buckets) & is_before
         # The number of keys of the same bucket between each key and the query, because in chunks a
         # query sees only the last ones of its bucket.
         later = jnp.cumsum(is_own[..., ::-1], axis=-1)[..., ::-1] - is_own
-        rounds = (is_own & (later < self.chunk)).sum(axis=2)
+        rounds = (is_own & (later < self.chunk)).sum(axis=2)  # (B, H, Q, K)
         bias = jnp.where(rounds > 0, jnp.log(jnp.maximum(rounds, 1)), HIDDEN)
         is_self = pairs(jnp.equal, slots, keys)[:, None]
         return jnp.where(is_self, _SELF, bias)

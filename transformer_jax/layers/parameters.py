@@ -19,7 +19,7 @@ from transformer_jax.distributed import sharding
 # product, so that sharding and optimizers need no list of parameter names. Modules declare
 # auxiliary losses.
 
-Path = tuple[str, ...]
+Path = tuple[str, ...]  # the path of a parameter, such as ("norm", "scale")
 
 
 def names(path) -> Path:
@@ -159,7 +159,7 @@ def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
 # Frozen parameters are a tree of their own, so that neither gradients nor optimizer states exist
 # for them.
 
-Tree = dict
+Tree = dict  # of dicts of arrays
 
 
 def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:

@@ -82,9 +82,9 @@ def grid_sinusoids(rows: int, features: int) -> Float[np.ndarray, "N M"]:
     and their code).
     """
     # NumPy computes in float64 and the result is rounded once, as in the published code.
-    rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))
+    rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))  # (M / 4,)
     angles = np.arange(rows)[:, None] * rates
-    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # (rows, M / 2)
     column_codes = np.tile(codes, (rows, 1))
     row_codes = np.repeat(codes, rows, axis=0)
     return np.concatenate([column_codes, row_codes], axis=1).astype(np.float32)

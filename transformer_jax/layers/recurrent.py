@@ -115,8 +115,8 @@ recur.defvjp(_forward, _backward)
 def _weight_gradients(weights, factors, d_products, name):
     matrix, bias = weights
     # Steps and rows become one axis, so that a single product sums over both.
-    x = factors[name].reshape(-1, matrix.shape[0])
-    d_product = d_products[name].reshape(-1, matrix.shape[1])
+    x = factors[name].reshape(-1, matrix.shape[0])  # (L * B, I)
+    d_product = d_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
     d_bias = None
     if bias is not None:
         d_bias = d_product.sum(axis=0) if bias.ndim == 1 else d_products[name]
@@ -331,7 +331,7 @@ class Unidirectional(nn.Module):
         train: bool = False,
     ) -> tuple[Float[Array, "B L F"], tuple]:
         # The inputs are transposed before the projection, because the gates make the array larger.
-        x = jnp.moveaxis(x, 1, 0)
+        x = jnp.moveaxis(x, 1, 0)  # (L, B, M)
         restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
         masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
         if self.reverse:

@@ -66,10 +66,10 @@ class Attend:
         `source` holds the arrays of `RecurrentAttention.source` and `RecurrentAttention.vectors`.
         """
         scores = self._scores(product, source, query).astype(jnp.float32)
-        positions = source["positions"][:, None]
+        positions = source["positions"][:, None]  # (B, 1, S)
         factor = 1.0
         if self.window != "all":
-            lengths = visible.sum(axis=-1)
+            lengths = visible.sum(axis=-1)  # (B, Q)
             if self.window == "monotonic":
                 # The center is limited, because the window would be empty beyond the end of the
                 # source.
@@ -95,14 +95,14 @@ class Attend:
                 keys = product("query", query)
                 # The epsilon keeps the cosine of a zero vector finite.
                 keys = keys / (jnp.linalg.norm(keys, axis=-1, keepdims=True) + 1e-6)
-                strength = jax.nn.softplus(product("strength", query))
+                strength = jax.nn.softplus(product("strength", query))  # (B, Q, 1)
                 return strength * jnp.einsum("bqd,bsd->bqs", keys, source["keys"])
             case "additive":
                 queries = product("query", query)
                 sums = jnp.tanh(queries[:, :, None] + source["keys"][:, None])  # (B, Q, S, A)
                 return sums @ source["energy"]
             case "location":
-                by_position = product("query", query)
+                by_position = product("query", query)  # (B, Q, positions)
                 positions = source["positions"].astype(jnp.int32)[:, None]
                 shape = (*by_position.shape[:2], positions.shape[-1])
                 return jnp.take_along_axis(by_position, jnp.broadcast_to(positions, shape), -1)
@@ -115,7 +115,7 @@ class Attend:
         `sizes` are the widths of a query and an annotation, and the largest number of positions.
         """
         query, width, positions = sizes
-        total = 2.0 * queries * keys * width
+        total = 2.0 * queries * keys * width  # the weighted sum
         match self.score:
             case "content":
                 total += parameters.dense(queries, query, width + 1) + 2 * queries * keys * width
@@ -320,7 +320,7 @@ class TransformerEncoder(nn.Module):
         x = LayerNorm(1e-6, name="norm")(x)
         # A product with this matrix (B, S, S) averages each source and repeats the mean at all of
         # its positions, for any number of sources in a row.
-        same = (segments[:, None] == segments[:, :, None]).astype(x.dtype)
+        same = (segments[:, None] == segments[:, :, None]).astype(x.dtype)  # (B, S, S)
         return x, (), same @ x / same.sum(axis=-1, keepdims=True)
 
     @nn.nowrap

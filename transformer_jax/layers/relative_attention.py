@@ -47,7 +47,7 @@ def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "
     holds sines, the second half cosines, as in the published code of Dai et al. 2019.
     """
     distances = jnp.arange(memory + length - 1, -length, -1)
-    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
     angles = distances[:, None] * rates
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
@@ -79,7 +79,7 @@ class RelativeAttention(Attention):
     ) -> Float[Array, "B Q M"]:
         targets = relations.targets
         length = x.shape[1] - (0 if targets is None else targets.shape[1])
-        source = self._with_memory(x[:, :length], relations.remembered)
+        source = self._with_memory(x[:, :length], relations.remembered)  # (B, K, M)
         q = activations.named(self, "queries", self._project("query", x, self.num_heads))
         k = activations.named(self, "keys", self._project("key", source, self.num_heads))
         v = activations.named(self, "values", self._project("value", source, self.num_heads))
@@ -120,7 +120,7 @@ class RelativeAttention(Attention):
             kernel_init=self.kernel_init,
             dtype=self.dtype,
             name="distance",
-        )(relations.encodings)
+        )(relations.encodings)  # (N, H, D)
         q = q + self._vector("distance_bias", q.dtype)
         scores = jnp.einsum("bqhd,nhd->bhqn", q, distances, preferred_element_type=jnp.float32)
         by_distance = shifted(scores[:, :, :length], keys)
@@ -169,7 +169,7 @@ def _shifted_to(
     """Returns K columns of the scores of each query, from its own start."""
 
     def part(scores, start):
-        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)
+        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)  # (H, K)
 
     parts = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
     return parts(scores, starts)
@@ -204,7 +204,7 @@ class ResidualAttention(Attention):
         train: bool = False,
     ) -> Carried:
         project = partial(self._project, num_heads=self.num_heads)
-        q, k, v = (project(name, x) for name in ("query", "key", "value"))
+        q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
         products = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
         scores = products * self.head_dim**-0.5 + scores
         visible = mask.dense(x.shape[1], x.shape[1])

@@ -237,7 +237,7 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
     if mask.key_segments is None:
         # Blocks are aligned with the row, so that they can become rows of the batch with an
         # ordinary causal mask.
-        blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]
+        blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]  # (B L / l, l, H, D)
         return _attention(*blocks, Mask(causal=True), drawn).reshape(q.shape)
     # In a packed row, blocks may start at any slot, so each block becomes a segment.
     first = jnp.arange(length) - positions_in_segments(mask.key_segments, length) % stride

@@ -164,7 +164,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     starts = size * jnp.arange(num_blocks)
     # This is a loop rather than a vmap, because a vmap would compute the scores of all blocks at
     # once.
-    blocks = jax.lax.map(on_block, starts)
+    blocks = jax.lax.map(on_block, starts)  # (N, B, size, H, D)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
 

@@ -67,10 +67,10 @@ def _show(axes, picture: np.ndarray) -> None:
 
 # ------------------------------------- a figure of corrupted texts, as used in denoising objectives
 
-_LINE = 96
+_LINE = 96  # characters
 _INCHES = 0.083  # width of a character
-_COLORS = "rainbow"
-_NOISE_COLOR = "lightgrey"
+_COLORS = "rainbow"  # from the first token of a text to the last
+_NOISE_COLOR = "lightgrey"  # of masks and sentinels
 
 Pieces = Sequence[tuple[str, int | None]]
 

@@ -90,8 +90,8 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
 
 # ------------------------------------------------------ the figure of a word's neighbors by context
 
-_MAX_ROWS = 12
-_WIDTH = 62
+_MAX_ROWS = 12  # occurrences that are listed
+_WIDTH = 62  # characters of a text
 
 
 def neighbours(

@@ -393,7 +393,7 @@ class Mirror:
         # Sizes and modification times serve to send no unchanged file again. By the generations of
         # the fetched objects, a write notices that another run has written one.
         self._sent: dict[str, tuple[int, int]] = {}
-        self._generations: dict[str, bytes | None] = {}
+        self._generations: dict[str, bytes | None] = {}  # of the fetched objects, by name
         for name in fetched:
             self._generations[name] = (folder / name).stamped().stamp.generation
             with contextlib.suppress(FileNotFoundError):

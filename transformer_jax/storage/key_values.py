@@ -87,7 +87,7 @@ class Stream(io.RawIOBase):
         self.source = source
         self.generation = result.stamp.generation
         self._size = block_size or READ_SIZE
-        self._start = start
+        self._start = start  # of the next block
         # The rest of the current block, as a view, so that reading a part of it copies only that
         # part.
         self._block = memoryview(b"")

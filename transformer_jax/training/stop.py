@@ -58,7 +58,7 @@ class Stop:
         self.on_request: Callable[[], None] = _nothing
         self.grace = grace
         self._point = hosts.stop_point()
-        self._has_state = False
+        self._has_state = False  # whether `begin` has been called
         self._abandons = False  # true during work that no other process waits for
         self._signal: int | None = None  # on several hosts, the signal that they have agreed on
         self._first_interrupt: float | None = None

@@ -677,7 +677,7 @@ class Pace:
     """
 
     def __init__(self):
-        self._interval = 1
+        self._interval = 1  # steps between two markers
         self._steps = 0  # steps since the latest fence
         self._covered = 1  # steps between the previous fence and the latest one
         self._fence: jax.Array | None = None

@@ -159,7 +159,7 @@ class Verb:
         self.reflexive = german[0] == "sich"
         self._german(*german[self.reflexive :])
         self.is_action = "state" not in self.flags and self.base != "be"
-        self.nouns: tuple[Noun, ...] = ()
+        self.nouns: tuple[Noun, ...] = ()  # the nouns that fit as its object
 
     def _english(self, parts: str, *tail: str) -> None:
         self.base, past, participle = (parts.split("/") + ["", ""])[:3]
