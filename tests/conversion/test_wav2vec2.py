@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -330,3 +331,22 @@ def test_options_of_the_tokenizer_that_are_not_obeyed_are_named(tmp_path, capsys
     assert "not obeyed" not in capsys.readouterr().err
     read_config(with_file(folder, "tokenizer_config.json", {"do_lower_case": True}))
     assert "do_lower_case=True is not obeyed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_the_feature_extractor_has_the_keys_of_transformers(norm):
+    model = types.SimpleNamespace(sampling_rate=16_000, normalize=True, convolution_norm=norm)
+    (architecture,) = (
+        found for found in wav2vec2.ARCHITECTURES if found.architecture == PRETRAINING
+    )
+    files = architecture.tokenizer_files(types.SimpleNamespace(model=model, tokenizer=None))
+    # The keys of transformers 5.24's Wav2Vec2FeatureExtractor.to_dict().
+    assert json.loads(files["preprocessor_config.json"]) == {
+        "do_normalize": True,
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+        "feature_size": 1,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": norm == "layer",
+        "sampling_rate": 16_000,
+    }

@@ -214,3 +214,38 @@ def test_the_store_depends_on_text_lengths_and_seed_and_is_found_again(tmp_path)
     assert len({path, *(other.store.path for other in others)}) == 5
     packed(tmp_path, pairs, rebuild=True)
     assert path.stat().st_mtime_ns > built
+
+
+class OneRow:
+    """A packed row with a source of two tokens and a target of three, in rooms for four."""
+
+    row = {
+        "source": np.array([5, 6, 0, 0]),
+        "labels": np.array([7, 8, 9, 0]),
+        "target_segment_ids": np.array([1, 1, 1, 0]),
+    }
+
+    def __len__(self):
+        return 1
+
+    def rows(self, numbers):
+        return [self.row for _ in numbers]
+
+
+def test_targets_are_masked_among_their_tokens_alone():
+    given = []
+
+    def mask(tokens, random):
+        given.append((tokens.tolist(), random.integers(1000)))
+        return {"tokens": [4, *tokens[1:]], "masked_positions": [0], "masked_labels": tokens[:1]}
+
+    rows = packing.MaskedTargets(OneRow(), mask, (0, 1, 2)).rows([(0, 0), (1, 0)])
+    assert len(rows) == 2
+    for row in rows:
+        assert row["target"].tolist() == [4, 8, 9, 0]
+        assert row["labels"].tolist() == [7, 8, 9, 0]
+        assert row["source"].tolist() == [5, 6, 0, 0]
+        assert list(row["masked_labels"]) == [7]
+    # The padding is not offered, and each epoch draws anew.
+    assert [tokens for tokens, _ in given] == [[7, 8, 9]] * 2
+    assert given[0][1] != given[1][1]

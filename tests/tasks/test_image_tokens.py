@@ -14,7 +14,8 @@ from tests.training.test_loop import final_state, lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.families.vqvae import VQAutoencoder
+from transformer_jax.distributed import sharding
+from transformer_jax.families.vqvae import VQAutoencoder, image_tokens
 from transformer_jax.layers.convolutions import neighbourhoods
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
@@ -185,3 +186,28 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
 def test_refusals(keys, message, codes, tmp_path):
     with pytest.raises(UserError, match=message):
         resolve(build_gpt(codes, codes / "straight", **keys), tmp_path / "run").task().rows()
+
+
+class EqualCodes(nn.Module):
+    """A causal model for which all of `num_codes` codes are equally likely."""
+
+    num_codes: int
+
+    def hidden(self, inputs):
+        return jnp.zeros((*inputs.tokens.shape, 1))
+
+    def logits(self, state):
+        return jnp.zeros((len(state), self.num_codes))
+
+
+def test_each_position_of_an_image_has_random_numbers_of_its_own():
+    params = {"unused": np.zeros(1)}
+    placement = sharding.Placement.of(params, configs.experiment().mesh)
+    sampler = image_tokens.CodeSampler(EqualCodes(1000), num_codes=1000, length=6)
+    drawn = sampler(params, np.zeros(2, np.int32), placement, seed=0, temperature=1.0)
+    # 12 draws of 1,000 equally likely codes: about 1 pair in 15 such tests would be equal, and
+    # equal keys would make all positions of a row equal.
+    assert all(len(set(row)) > 3 for row in drawn.tolist())
+    assert not np.array_equal(drawn[0], drawn[1])
+    again = sampler(params, np.zeros(2, np.int32), placement, seed=0, temperature=1.0)
+    np.testing.assert_array_equal(drawn, again)
