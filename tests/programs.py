@@ -36,6 +36,7 @@ _USES = {
     "classify",
     "convert",
     "costs",
+    "download",
     "evaluate",
     "features",
     "fill_mask",
