@@ -1,4 +1,4 @@
-"""Local servers of files: one that stands for every address, and one that answers as the hub does."""
+"""Local servers of files: one for all addresses, and one that answers as the hub does."""
 
 import contextlib
 import hashlib
@@ -147,9 +147,7 @@ class _HubHandler(_Handler):
         if file[3] not in files:
             return self.reply(404, headers=[("X-Error-Code", "EntryNotFound")])
         content = files[file[3]]
-        self.send_file(
-            content, [("ETag", f'"{digest(content)}"'), ("X-Repo-Commit", commit)]
-        )
+        self.send_file(content, [("ETag", f'"{digest(content)}"'), ("X-Repo-Commit", commit)])
 
     do_HEAD = do_GET
 

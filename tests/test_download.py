@@ -1,4 +1,4 @@
-"""Data sets from a local server: whole and as the configs read them, or one line that says why not."""
+"""Data sets from a local server: as the configs read them, or one line that says why not."""
 
 import csv
 import dataclasses
@@ -46,7 +46,7 @@ def path_of(url: str) -> str:
     return "/" + url.split("/", 3)[3]
 
 
-# ------------------------------------------------------------------------------------------ one file
+# ----------------------------------------------------------------------------------------- one file
 
 CONTENT = bytes(range(256)) * 64
 URL = "https://example.org/folder/file.bin"
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written(server, source, tmp_path):
         download.fetch(source, tmp_path / "file" / "folder")
 
 
-# --------------------------------------------------------------------- each data set, in small files
+# -------------------------------------------------------------------- each data set, in small files
 
 
 def zipped(files: dict[str, str]) -> bytes:
@@ -195,8 +195,15 @@ TRAIN_TEST_DEV = ("train.tsv", "dev.tsv", "test.tsv")
 CONTENTS = {
     "tiny_shakespeare": [b"First Citizen:\n" * 100],
     **{
-        name: [zipped(EVIL | {f"{name}/wiki.{split}.{ending}": f" = {split} = \n" for split in
-                              ("train", "valid", "test")})]
+        name: [
+            zipped(
+                EVIL
+                | {
+                    f"{name}/wiki.{split}.{ending}": f" = {split} = \n"
+                    for split in ("train", "valid", "test")
+                }
+            )
+        ]
         for name, ending in (
             ("wikitext-2", "tokens"),
             ("wikitext-2-raw", "raw"),
@@ -205,7 +212,9 @@ CONTENTS = {
         )
     },
     "multi30k": [gzip.compress(f"caption {number}\n".encode()) for number in range(6)],
-    "cola": glue_zip("CoLA", same_for(*TRAIN_TEST_DEV, text="gj04\t1\t\tIt is.\nks08\t0\t*\tIs.\n")),
+    "cola": glue_zip(
+        "CoLA", same_for(*TRAIN_TEST_DEV, text="gj04\t1\t\tIt is.\nks08\t0\t*\tIs.\n")
+    ),
     "sst2": glue_zip("SST-2", same_for(*TRAIN_TEST_DEV, text=SST2)),
     "mrpc": [MRPC.encode(), MRPC.encode(), b"2\t102\n4\t104\n"],
     "stsb": glue_zip(
@@ -220,8 +229,11 @@ CONTENTS = {
         "MNLI",
         same_for(
             "train.tsv",
-            *(f"{split}_{kind}.tsv" for split in ("dev", "test")
-              for kind in ("matched", "mismatched")),
+            *(
+                f"{split}_{kind}.tsv"
+                for split in ("dev", "test")
+                for kind in ("matched", "mismatched")
+            ),
             text=pairs("sentence1", "sentence2", "gold_label", MNLI),
         ),
     ),
@@ -233,8 +245,8 @@ CONTENTS = {
     ),
     "imdb": [tarred(EVIL | REVIEWS)],
     "olid": [
-        b"id\ttweet\tsubtask_a\tsubtask_b\tsubtask_c\n1\t@USER \"You\tOFF\tTIN\tIND\n",
-        "id\ttweet\n15923\t#WhoIsQ \u2028 \"x\n27014\tFine\n".encode(),
+        b'id\ttweet\tsubtask_a\tsubtask_b\tsubtask_c\n1\t@USER "You\tOFF\tTIN\tIND\n',
+        'id\ttweet\n15923\t#WhoIsQ \u2028 "x\n27014\tFine\n'.encode(),
         b"27014,NOT\n15923,OFF\n",
     ],
     "squad": [SQUAD.encode()] * 4,
@@ -311,10 +323,14 @@ def test_reviews(server, tmp_path):
     download.write("imdb", small(server, "imdb"), tmp_path / "imdb")
     rows = list(text_lines(str(tmp_path / "imdb" / "train.tsv")))
     # By their numbers, and each in one line.
-    assert rows == [f"{label}\t{kind} {number} A fine film." for label, kind in
-                    enumerate(("neg", "pos")) for number in (9, 10)]
+    assert rows == [
+        f"{label}\t{kind} {number} A fine film."
+        for label, kind in enumerate(("neg", "pos"))
+        for number in (9, 10)
+    ]
     documents = [
-        (tmp_path / "imdb" / name).read_text().split("\n\n")[:-1] for name in ("train.txt", "valid.txt")
+        (tmp_path / "imdb" / name).read_text().split("\n\n")[:-1]
+        for name in ("train.txt", "valid.txt")
     ]
     assert list(map(len, documents)) == [99, 2]
     assert documents[1] == [f"unsup {number}\nA fine film." for number in (58, 108)]
@@ -340,7 +356,7 @@ def test_the_test_set_of_olid_has_its_labels(server, tmp_path):
     ]
 
 
-# ---------------------------------------------------------------------------- test sets of WMT's news
+# -------------------------------------------------------------------------- test sets of WMT's news
 
 SGM = '<refset>\n<doc docid="d" genre="g" origlang="{0}">\n<seg id="1">{0}  one </seg>\n</doc>\n'
 XML = """<dataset id="wmt24"><doc id="d" origlang="en" domain="news">
@@ -348,8 +364,10 @@ XML = """<dataset id="wmt24"><doc id="d" origlang="en" domain="news">
 <ref lang="de" translator="refA"><p><seg id="1">Eins.</seg><seg id="2">Zwei.</seg></p></ref>
 </doc></dataset>"""
 NEWS = {
-    "wmt14": {f"./test/newstest2014-deen-{side}.sgm": SGM.format(side[-2:])
-              for side in ("src.en", "ref.de")},
+    "wmt14": {
+        f"./test/newstest2014-deen-{side}.sgm": SGM.format(side[-2:])
+        for side in ("src.en", "ref.de")
+    },
     "wmt24": {"xml/wmttest2024.en-de.all.xml": XML},
 }
 LINES = {"wmt14": (["en one"], ["de one"]), "wmt24": (["One.", "Two."], ["Eins.", "Zwei."])}
@@ -379,7 +397,7 @@ def test_the_test_sets_of_news_have_addresses_and_digests():
             assert re.fullmatch("md5:[0-9a-f]{32}", source.digest), name
 
 
-# ------------------------------------------------------------------------------- digests and the page
+# ----------------------------------------------------------------------------- digests and the page
 
 
 def test_digests_are_those_of_tensorflow_datasets():
@@ -388,7 +406,7 @@ def test_digests_are_those_of_tensorflow_datasets():
     known = {}
     for file in files:
         for line in file.read_text().splitlines():
-            url, _, digest, *_ = line.split("\t")
+            url, _, digest, *_ = line.split()
             known[url] = f"sha256:{digest}"
     sources = [source for each in download.DATASETS.values() for source in each.sources]
     found = [source for source in sources if source.url in known]
@@ -405,7 +423,7 @@ def test_the_page_has_every_address_license_and_digest():
             assert source.url in page and source.digest.partition(":")[2] in page, source.url
 
 
-# ---------------------------------------------------------------------------------------- the program
+# -------------------------------------------------------------------------------------- the program
 
 
 def run(server, monkeypatch, *words) -> None:

@@ -444,15 +444,11 @@ DATASETS = {
     ),
     "cola": _glue_task(
         "cola",
-        _glue_zip(
-            "CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"
-        ),
+        _glue_zip("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
     ),
     "sst2": _glue_task(
         "sst2",
-        _glue_zip(
-            "SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"
-        ),
+        _glue_zip("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
     ),
     "mrpc": _glue_task(
         "mrpc",
@@ -476,21 +472,15 @@ DATASETS = {
     ),
     "stsb": _glue_task(
         "stsb",
-        _glue_zip(
-            "STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"
-        ),
+        _glue_zip("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
     ),
     "qqp": _glue_task(
         "qqp",
-        _glue_zip(
-            "QQP", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"
-        ),
+        _glue_zip("QQP", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
     ),
     "mnli": _glue_task(
         "mnli",
-        _glue_zip(
-            "MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"
-        ),
+        _glue_zip("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
         valid="dev_matched.tsv",
     ),
     "qnli": _glue_task(
@@ -502,9 +492,7 @@ DATASETS = {
     ),
     "rte": _glue_task(
         "rte",
-        _glue_zip(
-            "RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"
-        ),
+        _glue_zip("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
     ),
     "imdb": Dataset(
         (
@@ -622,8 +610,8 @@ def newstest(name: str, pair: str | None) -> Dataset:
 
     entry = dataset.DATASETS[name]
     if pair not in entry.langpairs:
-        wrong = "is missing" if pair is None else f"{pair} is none of them"
-        raise UserError(f"{name} has {', '.join(sorted(entry.langpairs))}; --pair={wrong}")
+        wrong = "--pair is missing" if pair is None else f"--pair={pair} is none of them"
+        raise UserError(f"{name} has {', '.join(sorted(entry.langpairs))}; {wrong}")
     source, target = pair.split("-")
     return Dataset(
         tuple(Source(url, f"md5:{md5}") for url, md5 in zip(entry.data, entry.md5, strict=True)),
