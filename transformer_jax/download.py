@@ -27,6 +27,7 @@ import json
 import pathlib
 import posixpath
 import re
+import shlex
 import shutil
 import tarfile
 import urllib.error
@@ -324,22 +325,24 @@ def _glue_task(
     )
 
 
-def _glue_zip(name: str, sha256: str) -> tuple[Source]:
-    return (Source(f"https://dl.fbaipublicfiles.com/glue/data/{name}.zip", f"sha256:{sha256}"),)
+def _files(folder: str, digests: dict[str, str]) -> tuple[Source, ...]:
+    """Returns the files of a folder on the network, for {name: SHA-256}."""
+    return tuple(Source(f"{folder}/{name}", f"sha256:{sha}") for name, sha in digests.items())
 
 
-def _wikitext(name: str, sha256: str) -> Dataset:
+def _wikitext(name: str, digest: str) -> Dataset:
     ending = "raw" if name.endswith("raw") else "tokens"
     files = [f"wiki.{split}.{ending}" for split in ("train", "valid", "test")]
+    size = "cpu" if name.startswith("wikitext-2") else "published"
     return Dataset(
-        (Source(f"https://wikitext.smerity.com/{name}-v1.zip", f"sha256:{sha256}"),),
+        _files("https://wikitext.smerity.com", {f"{name}-v1.zip": digest}),
         "Creative Commons Attribution-ShareAlike, as Wikipedia's text",
         "https://arxiv.org/abs/1609.07843",
         functools.partial(_members, {f"{name}/{file}": file for file in files}),
         (
             _command(
                 "train",
-                f"awd_lstm/wikitext103.py:{'cpu' if '-2' in name else 'published'}",
+                f"awd_lstm/wikitext103.py:{size}",
                 "general",
                 train_files=files[0],
                 valid_files=files[1],
@@ -349,25 +352,21 @@ def _wikitext(name: str, sha256: str) -> Dataset:
     )
 
 
+_GLUE = "https://dl.fbaipublicfiles.com/glue/data"
 # Commits, so that the files at these addresses never change.
 _MULTI30K = (
     "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a"
     "/data/task1/raw"
 )
 _OLID = "https://raw.githubusercontent.com/idontflow/OLID/66fa62b22d57965986884d6b1491da2aed452f07"
-_SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
-_SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 # The digests are those of tensorflow-datasets' files of checksums, except for WikiText's, which are
 # those of Hugging Face's `datasets`, and for Multi30k's and OLID's, which are those of the files at
 # these commits, because nobody has published any.
 DATASETS = {
     "tiny_shakespeare": Dataset(
-        (
-            Source(
-                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-                "/input.txt",
-                "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-            ),
+        _files(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",
+            {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
         ),
         "the text is in the public domain",
         "https://github.com/karpathy/char-rnn",
@@ -382,50 +381,30 @@ DATASETS = {
             ),
         ),
     ),
-    "wikitext-2": _wikitext(
-        "wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
-    ),
-    "wikitext-2-raw": _wikitext(
-        "wikitext-2-raw",
-        "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-    ),
-    "wikitext-103": _wikitext(
-        "wikitext-103",
-        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    ),
-    "wikitext-103-raw": _wikitext(
-        "wikitext-103-raw",
-        "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-    ),
+    **{
+        name: _wikitext(name, digest)
+        for name, digest in {
+            "wikitext-2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+            "wikitext-2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+            "wikitext-103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+            "wikitext-103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+        }.items()
+    },
     "multi30k": Dataset(
-        tuple(
-            Source(f"{_MULTI30K}/{name}.gz", f"sha256:{sha256}")
-            for name, sha256 in (
-                (
-                    "train.en",
-                    "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+        _files(
+            _MULTI30K,
+            {
+                "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+                "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+                "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+                "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+                "test_2016_flickr.en.gz": (
+                    "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
                 ),
-                (
-                    "train.de",
-                    "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+                "test_2016_flickr.de.gz": (
+                    "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
                 ),
-                (
-                    "val.en",
-                    "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
-                ),
-                (
-                    "val.de",
-                    "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
-                ),
-                (
-                    "test_2016_flickr.en",
-                    "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-                ),
-                (
-                    "test_2016_flickr.de",
-                    "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-                ),
-            )
+            },
         ),
         "none is stated; its authors ask to cite Elliott et al. 2016",
         "https://github.com/multi30k/dataset",
@@ -442,121 +421,124 @@ DATASETS = {
             ),
         ),
     ),
-    "cola": _glue_task(
-        "cola",
-        _glue_zip("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
+    **{
+        name: _glue_task(name, _files(_GLUE, {file: digest}))
+        for name, file, digest in (
+            (
+                "cola",
+                "CoLA.zip",
+                "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff",
+            ),
+            (
+                "sst2",
+                "SST-2.zip",
+                "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
+            ),
+            (
+                "stsb",
+                "STS-B.zip",
+                "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85",
+            ),
+            (
+                "qqp",
+                "QQP.zip",
+                "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
+            ),
+            (
+                "qnli",
+                "QNLIv2.zip",
+                "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
+            ),
+            (
+                "rte",
+                "RTE.zip",
+                "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee",
+            ),
+        )
+    },
+    "mnli": _glue_task(
+        "mnli",
+        _files(
+            _GLUE, {"MNLI.zip": "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"}
+        ),
+        valid="dev_matched.tsv",
     ),
-    "sst2": _glue_task(
-        "sst2",
-        _glue_zip("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
-    ),
+    # GLUE's own server does not have it.
     "mrpc": _glue_task(
         "mrpc",
-        (
-            Source(
-                f"{_SENTEVAL}/msr_paraphrase_train.txt",
-                "sha256:60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
-            ),
-            Source(
-                f"{_SENTEVAL}/msr_paraphrase_test.txt",
-                "sha256:a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
-            ),
-            Source(
-                "https://firebasestorage.googleapis.com/v0/b/mtl-sentence-representations"
-                ".appspot.com/o/data%2Fmrpc_dev_ids.tsv?alt=media"
-                "&token=ec5c0836-31d5-48f4-b431-7480817f1adc",
-                "sha256:971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
-            ),
+        _files(
+            "https://dl.fbaipublicfiles.com/senteval/senteval_data",
+            {
+                "msr_paraphrase_train.txt": (
+                    "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"
+                ),
+                "msr_paraphrase_test.txt": (
+                    "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"
+                ),
+            },
+        )
+        + _files(
+            "https://firebasestorage.googleapis.com/v0/b"
+            "/mtl-sentence-representations.appspot.com/o",
+            {
+                "data%2Fmrpc_dev_ids.tsv?alt=media&token=ec5c0836-31d5-48f4-b431-7480817f1adc": (
+                    "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"
+                )
+            },
         ),
         _mrpc,
     ),
-    "stsb": _glue_task(
-        "stsb",
-        _glue_zip("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
-    ),
-    "qqp": _glue_task(
-        "qqp",
-        _glue_zip("QQP", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
-    ),
-    "mnli": _glue_task(
-        "mnli",
-        _glue_zip("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
-        valid="dev_matched.tsv",
-    ),
-    "qnli": _glue_task(
-        "qnli",
-        _glue_zip(
-            "QNLIv2",
-            "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
-        ),
-    ),
-    "rte": _glue_task(
-        "rte",
-        _glue_zip("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
-    ),
     "imdb": Dataset(
-        (
-            Source(
-                "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-                "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-            ),
+        _files(
+            "http://ai.stanford.edu/~amaas/data/sentiment",
+            {
+                "aclImdb_v1.tar.gz": (
+                    "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe"
+                )
+            },
         ),
         "none is stated; its authors ask to cite Maas et al. 2011",
         "http://ai.stanford.edu/~amaas/data/sentiment",
         _imdb,
         _finetuning(
-            "finetune/sentiment.py:imdb",
-            "imdb",
-            train_files="train.tsv",
-            valid_files="test.tsv",
+            "finetune/sentiment.py:imdb", "imdb", train_files="train.tsv", valid_files="test.tsv"
         ),
     ),
     "olid": Dataset(
-        (
-            Source(
-                f"{_OLID}/olid-training-v1.0.tsv",
-                "sha256:907e186e75876f1a77aeff72c97c988bdcd533493926567f7206da6f82f45ae9",
-            ),
-            Source(
-                f"{_OLID}/testset-levela.tsv",
-                "sha256:6ba3269424e3373fc8bb9fc05c884a4545c7699c8a1386bbf5b282478af238a9",
-            ),
-            Source(
-                f"{_OLID}/labels-levela.csv",
-                "sha256:81e61a1d5eff67b048d8ae3fd8b5a6bcc7259c7e05a2ddfd1ca62d77f3e48626",
-            ),
+        _files(
+            _OLID,
+            {
+                "olid-training-v1.0.tsv": (
+                    "907e186e75876f1a77aeff72c97c988bdcd533493926567f7206da6f82f45ae9"
+                ),
+                "testset-levela.tsv": (
+                    "6ba3269424e3373fc8bb9fc05c884a4545c7699c8a1386bbf5b282478af238a9"
+                ),
+                "labels-levela.csv": (
+                    "81e61a1d5eff67b048d8ae3fd8b5a6bcc7259c7e05a2ddfd1ca62d77f3e48626"
+                ),
+            },
         ),
         "none is stated; its authors ask to cite Zampieri et al. 2019",
         "https://scholar.harvard.edu/malmasi/olid",
         _olid,
         _finetuning(
-            "finetune/sentiment.py:olid",
-            "olid",
-            train_files="train.tsv",
-            valid_files="test.tsv",
+            "finetune/sentiment.py:olid", "olid", train_files="train.tsv", valid_files="test.tsv"
         ),
     ),
     "squad": Dataset(
-        tuple(
-            Source(f"{_SQUAD}/{name}", f"sha256:{sha256}")
-            for name, sha256 in (
-                (
-                    "train-v1.1.json",
-                    "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+        _files(
+            "https://rajpurkar.github.io/SQuAD-explorer/dataset",
+            {
+                "train-v1.1.json": (
+                    "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"
                 ),
-                (
-                    "dev-v1.1.json",
-                    "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+                "dev-v1.1.json": "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+                "train-v2.0.json": (
+                    "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"
                 ),
-                (
-                    "train-v2.0.json",
-                    "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002",
-                ),
-                (
-                    "dev-v2.0.json",
-                    "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8",
-                ),
-            )
+                "dev-v2.0.json": "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8",
+            },
         ),
         "CC BY-SA 4.0",
         "https://rajpurkar.github.io/SQuAD-explorer",
@@ -569,11 +551,9 @@ DATASETS = {
         ),
     ),
     "conll2003": Dataset(
-        (
-            Source(
-                "https://data.deepai.org/conll2003.zip",
-                "sha256:96a104d174ddae7558bab603f19382c5fe02ff1da5c077a7f3ce2ced1578a2c3",
-            ),
+        _files(
+            "https://data.deepai.org",
+            {"conll2003.zip": "96a104d174ddae7558bab603f19382c5fe02ff1da5c077a7f3ce2ced1578a2c3"},
         ),
         "the text is from the Reuters Corpus, for research under an agreement with NIST",
         "https://www.clips.uantwerpen.be/conll2003/ner",
@@ -679,7 +659,7 @@ def write(name: str, dataset: Dataset, folder: pathlib.Path) -> list[str]:
     elif not _is_download(folder, record):
         raise UserError(f"{folder}: exists already, with other files; name another --folder")
     say(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    return [command.format(folder=folder) for command in dataset.commands]
+    return [command.format(folder=shlex.quote(str(folder))) for command in dataset.commands]
 
 
 def _is_download(folder: pathlib.Path, record: dict) -> bool:
