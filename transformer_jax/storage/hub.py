@@ -76,7 +76,7 @@ def folder(name, files: tuple[str, ...]) -> "pathlib.Path | buckets.Path":
     except errors.RevisionNotFoundError:
         raise UserError(f"{name}: {hub}/{model} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError as error:
-        if constants.is_offline_mode():
+        if constants.HF_HUB_OFFLINE:
             raise UserError(
                 f"{missing} not all of its files are in the cache {constants.HF_HUB_CACHE}; "
                 "unset HF_HUB_OFFLINE to download them"
