@@ -21,6 +21,7 @@ BASE = [
     "flax>=0.12.7,<0.13",
     # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
     "grain>=0.2.16,<0.3",
+    "huggingface_hub>=2.0,<3",  # published models by their names; comes with tokenizers anyway
     f"jax{JAX_RELEASES}",
     "jaxtyping>=0.3.3,<0.4",
     "matplotlib>=3.9,<4",

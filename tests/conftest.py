@@ -34,6 +34,9 @@ if os.environ.get("TEST_OPTIMIZED") != "1":
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     flags += UNOPTIMIZED
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+# The name of a folder that is missing may be that of a model on the hub, and the tests use no
+# network. tests/storage/test_hub.py has a hub of its own.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import flax.core.scope
 import jax

@@ -36,6 +36,7 @@ _USES = {
     "classify",
     "convert",
     "costs",
+    "download",
     "evaluate",
     "features",
     "fill_mask",
@@ -136,7 +137,8 @@ def here(program, *arguments, text=None) -> subprocess.CompletedProcess:
 @contextlib.contextmanager
 def _process(program, arguments, paths):
     """Lends this process to a program, and takes back what the program changes in it."""
-    loggers = absl_logging.get_absl_logger(), logging.getLogger("asyncio")
+    names = ("asyncio", "huggingface_hub")
+    loggers = absl_logging.get_absl_logger(), *map(logging.getLogger, names)
     levels = [logger.level for logger in loggers]
     hooks = sys.unraisablehook, threading.excepthook
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1061,9 +1061,9 @@ class Data:
     min_count: PositiveInt = 1  # for words: a word must occur this often in the training text
     # bytes of text to train the tokenizer on, a sample of a larger text; characters reads all text
     tokenizer_bytes: PositiveInt = 50_000_000
-    # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,
-    # vocab.txt (BERT), tokenizer.json (Llama, Qwen2, T5), spiece.model (T5), or source.spm,
-    # target.spm and vocab.json (Marian)
+    # a folder with a trained tokenizer, or the name of a model on the Hugging Face Hub, whose files
+    # are encoder.json and vocab.bpe, vocab.json and merges.txt, vocab.txt (BERT), tokenizer.json
+    # (Llama, Qwen2, T5), spiece.model (T5), or source.spm, target.spm and vocab.json (Marian)
     tokenizer_files: str | None = None
 
 

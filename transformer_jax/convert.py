@@ -1,14 +1,15 @@
 """Converts Hugging Face checkpoints to workdirs, and runs to Hugging Face checkpoints.
 
-python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
+python -m transformer_jax.convert --from_hf=NAME --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW [--architecture=CLASS]
 python -m transformer_jax.convert --from_peft=DIR --config.init_from=RUN --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_peft=NEW
 python -m transformer_jax.convert --workdir=DIR --to_vectors=FILE
 
-A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
-architecture must be one that a file in transformer_jax/families/ converts. If a conversion fails,
-no new folder is left behind.
+NAME is a folder with config.json, *.safetensors and the files of the tokenizer, or the name of a
+model on the Hugging Face Hub, such as distilbert-base-uncased, of which these files are downloaded.
+NAME@REVISION is a branch, a tag or a commit of it. The architecture must be one that a file in
+transformer_jax/families/ converts. If a conversion fails, no new folder is left behind.
 
 --to_hf writes a run with adapters (config.lora) as one model, into which they are merged. --to_peft
 writes the adapters without their base model, in the format of PEFT. --from_peft reads such adapters
@@ -40,12 +41,17 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string(
-        "from_hf", None, "Folder of a Hugging Face checkpoint to convert to --workdir."
+        "from_hf",
+        None,
+        "Folder of a Hugging Face checkpoint, or NAME or NAME@REVISION on the Hub, to convert to "
+        "--workdir.",
     )
     flags.DEFINE_string(
         "to_hf", None, "New folder for the checkpoint of --workdir in Hugging Face's format."
     )
-    flags.DEFINE_string("from_peft", None, "Folder of PEFT's adapters of --config.init_from.")
+    flags.DEFINE_string(
+        "from_peft", None, "Folder of PEFT's adapters of --config.init_from, or a name on the Hub."
+    )
     flags.DEFINE_string("to_peft", None, "New folder for the adapters of --workdir.")
     flags.DEFINE_string("to_vectors", None, "File for the word vectors of --workdir.")
     flags.DEFINE_string(
@@ -85,8 +91,9 @@ def main() -> None:
 def from_hf(folder, target, overrides=()) -> None:
     """Converts the Hugging Face checkpoint in `folder` to the workdir `target`, a run at step 0.
 
-    `overrides` are pairs of a key and a value, for config.model.vocab_multiple and the keys of
-    config.task. Raises UserError for a checkpoint that cannot be converted.
+    `folder` may also be NAME or NAME@REVISION of a model on the Hugging Face Hub. `overrides` are
+    pairs of a key and a value, for config.model.vocab_multiple and the keys of config.task. Raises
+    UserError for a checkpoint that cannot be converted.
     """
     import jax
     import numpy as np
@@ -95,13 +102,17 @@ def from_hf(folder, target, overrides=()) -> None:
     from transformer_jax.huggingface import tensors
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
-    from transformer_jax.storage import buckets
+    from transformer_jax.storage import hub
     from transformer_jax.training import step
 
-    folder = buckets.path(folder)
-    hf_config = tensors.read_json(folder / "config.json")
-    family = families.checkpoint_family(folder, hf_config)
     with _new_folder(target) as unfinished:
+        # config.json first, so that an architecture that can't be read is refused before its
+        # weights are downloaded.
+        path = hub.folder(folder, hub.CONFIG) / "config.json"
+        hf_config = tensors.read_json(path)
+        families.named_family(path, hf_config)
+        folder = hub.folder(folder, hub.MODEL)
+        family = families.checkpoint_family(folder, hf_config)
         config = family.read_config(hf_config, folder)
         for key, value in overrides:
             configs.set_key(config, key, value)

@@ -1,6 +1,6 @@
 """Fine-tunes GPT-2 on conversations (Ouyang et al. 2022, section 3.5 and appendix C.1: "SFT").
 
-    python -m transformer_jax.convert --from_hf=gpt2_folder --workdir=runs/gpt2
+    python -m transformer_jax.convert --from_hf=gpt2 --workdir=runs/gpt2
     python -m transformer_jax.finetune --config=configs/chat/gpt2.py \\
         --config.init_from=runs/gpt2 --workdir=runs/assistant \\
         --config.data.train_files=train.jsonl --config.data.valid_files=valid.jsonl

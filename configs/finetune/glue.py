@@ -6,7 +6,8 @@
 
 The argument is TASK, TASK,gpt, TASK,tfds or TASK,gpt,tfds. TASK is cola, sst2, mrpc, stsb, qqp,
 mnli, qnli or rte.
-- The files are GLUE's own, with its headers and labels.
+- The files are GLUE's own, with its headers and labels: `python -m transformer_jax.download TASK`
+  writes them to data/TASK.
 - `tfds` reads glue/TASK as TFDS has prepared it in `--config.data.tfds_dir=DIR`.
 - The mismatched set of MNLI: `--config.data.valid_files=dev_mismatched.tsv`, or
   `--config.data.valid_split=validation_mismatched`. The same flags work with `evaluate`.

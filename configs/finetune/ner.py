@@ -5,7 +5,8 @@
         --config.data.train_files=eng.train --config.data.valid_files=eng.testa \\
         --config.data.test_files=eng.testb
 
-- `conll2003`: CoNLL-2003 (Tjong Kim Sang & De Meulder 2003), as in Devlin et al. 2018, section 5.3.
+- `conll2003`: CoNLL-2003 (Tjong Kim Sang & De Meulder 2003), as in Devlin et al. 2018, section 5.3;
+  `python -m transformer_jax.download conll2003` writes its files to data/conll2003.
 - `wikiann-cpu`: WikiANN (Pan et al. 2017), for a small model on a CPU.
 - `conll2003,features=last`: freezes the encoder and trains a bidirectional LSTM of two layers on
   its states, as in table 7. Others: embeddings, second-to-last, sum-last-four, concat-last-four,

@@ -4,7 +4,8 @@
         --config.init_from=DIR --workdir=DIR2 \\
         --config.data.train_files=train-v1.1.json --config.data.valid_files=dev-v1.1.json
 
-`1.1,tfds` and `2.0,tfds` read the set as TFDS has prepared it in `--config.data.tfds_dir=DIR`.
+`python -m transformer_jax.download squad` writes these files to data/squad. `1.1,tfds` and
+`2.0,tfds` read the set as TFDS has prepared it in `--config.data.tfds_dir=DIR`.
 
 Some questions of 2.0 have no answer. `evaluate` prints the best threshold for them on the held-out
 set, best_f1_threshold; `predict` takes it as `--config.task.null_threshold`.

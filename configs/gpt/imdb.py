@@ -1,9 +1,8 @@
 """Trains a GPT on the 50,000 unlabelled film reviews of IMDB (Maas et al. 2011).
 
-    awk 'BEGIN { RS = ""; ORS = "\\n\\n" } { print > (NR % 50 ? "train.txt" : "valid.txt") }' \\
-        unsup.txt
+    python -m transformer_jax.download imdb
     python -m transformer_jax.train_gpt --config=configs/gpt/imdb.py:cpu --workdir=DIR \\
-        --config.data.train_files=train.txt --config.data.valid_files=valid.txt
+        --config.data.train_files=data/imdb/train.txt --config.data.valid_files=data/imdb/valid.txt
     python -m transformer_jax.evaluate --workdir=DIR
 
 The first command writes a review as a document and holds out every fiftieth. Sizes:

@@ -1,9 +1,10 @@
 """Trains a GPT on the characters of Tiny Shakespeare, with nanoGPT's split.
 
-    head -c 1003854 input.txt > train.txt; tail -c +1003855 input.txt > valid.txt
+    python -m transformer_jax.download tiny_shakespeare
     python -m transformer_jax.train_gpt --workdir=DIR \\
         --config=configs/gpt/shakespeare_char.py:cpu \\
-        --config.data.train_files=train.txt --config.data.valid_files=valid.txt
+        --config.data.train_files=data/tiny_shakespeare/train.txt \\
+        --config.data.valid_files=data/tiny_shakespeare/valid.txt
 
 The first nine tenths are for training, the last tenth is for validation.
 

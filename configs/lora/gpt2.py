@@ -1,6 +1,6 @@
 """Adapts a GPT-2 to other text by low-rank adapters (Hu et al. 2021), as in its appendix D.3.
 
-    python -m transformer_jax.convert --from_hf=gpt2_folder --workdir=runs/gpt2
+    python -m transformer_jax.convert --from_hf=gpt2 --workdir=runs/gpt2
     python -m transformer_jax.train --config=configs/lora/gpt2.py:355m \\
         --config.init_from=runs/gpt2 --workdir=runs/adapted \\
         --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt

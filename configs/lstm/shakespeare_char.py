@@ -1,8 +1,9 @@
 """Trains an LSTM on the characters of Tiny Shakespeare, with nanoGPT's split.
 
-    head -c 1003854 input.txt > train.txt; tail -c +1003855 input.txt > valid.txt
+    python -m transformer_jax.download tiny_shakespeare
     python -m transformer_jax.train --config=configs/lstm/shakespeare_char.py --workdir=DIR \\
-        --config.data.train_files=train.txt --config.data.valid_files=valid.txt
+        --config.data.train_files=data/tiny_shakespeare/train.txt \\
+        --config.data.valid_files=data/tiny_shakespeare/valid.txt
 
 The first nine tenths are for training, the last tenth is for validation. The state passes from
 each row to the next (truncated back-propagation through time).

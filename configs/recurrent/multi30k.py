@@ -1,10 +1,14 @@
 """Trains recurrent translation models on Multi30k: 29,000 English-German image captions.
 
+    python -m transformer_jax.download multi30k
     python -m transformer_jax.train --config=configs/recurrent/multi30k.py:luong --workdir=DIR \\
-        --config.data.train_source=train.en --config.data.train_target=train.de \\
-        --config.data.valid_source=val.en --config.data.valid_target=val.de
+        --config.data.train_source=data/multi30k/train.en \\
+        --config.data.train_target=data/multi30k/train.de \\
+        --config.data.valid_source=data/multi30k/val.en \\
+        --config.data.valid_target=data/multi30k/val.de
     python -m transformer_jax.evaluate --workdir=DIR --step=latest --set=test \\
-        --config.data.test_source=test_2016_flickr.en --config.data.test_target=test_2016_flickr.de
+        --config.data.test_source=data/multi30k/test_2016_flickr.en \\
+        --config.data.test_target=data/multi30k/test_2016_flickr.de
 
 The arguments are models, all with states of 256: `luong` and `bahdanau` with attention, `hybrid`
 with the encoder of a Transformer, and without attention `reversed` and `forward`, after the order

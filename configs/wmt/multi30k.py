@@ -1,10 +1,14 @@
 """Trains a small translation model on Multi30k: 29,000 English-German image captions.
 
+    python -m transformer_jax.download multi30k
     python -m transformer_jax.train_wmt --config=configs/wmt/multi30k.py --workdir=DIR \\
-        --config.data.train_source=train.en --config.data.train_target=train.de \\
-        --config.data.valid_source=val.en --config.data.valid_target=val.de
+        --config.data.train_source=data/multi30k/train.en \\
+        --config.data.train_target=data/multi30k/train.de \\
+        --config.data.valid_source=data/multi30k/val.en \\
+        --config.data.valid_target=data/multi30k/val.de
     python -m transformer_jax.evaluate --workdir=DIR --step=latest --set=test \\
-        --config.data.test_source=test_2016_flickr.en --config.data.test_target=test_2016_flickr.de
+        --config.data.test_source=data/multi30k/test_2016_flickr.en \\
+        --config.data.test_target=data/multi30k/test_2016_flickr.de
 
 On Multi30k a tiny model gives the best BLEU (Wu et al. 2021).
 

@@ -537,9 +537,10 @@ def _mute_libraries() -> None:
     """Mutes the loggers of libraries, so that each error is reported once.
 
     Orbax logs what it does, and each error twice, through absl's logger. If several writes fail
-    together, asyncio logs all of them but the first.
+    together, asyncio logs all of them but the first. huggingface_hub logs each try of a download.
     """
-    for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
+    names = ("asyncio", "huggingface_hub")
+    for logger in (absl_logging.get_absl_logger(), *map(logging.getLogger, names)):
         logger.setLevel(logging.CRITICAL)
 
 

@@ -312,8 +312,8 @@ def _defined(module) -> list[Family]:
     return defined
 
 
-def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
-    """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
+def named_family(path: pathlib.Path, hf_config: dict) -> Family:
+    """Returns the family that a config.json names. Raises UserError for an unknown one."""
     by_name = {family.architecture: family for family in families()}
     architectures = hf_config.get("architectures")
     if (
@@ -322,14 +322,18 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
         or str(architectures[0]) not in by_name
     ):
         raise UserError(
-            f"{folder / 'config.json'}: architectures={architectures}: "
-            f"only {', '.join(by_name)} can be read"
+            f"{path}: architectures={architectures}: only {', '.join(by_name)} can be read"
         )
-    family = by_name[architectures[0]]
+    return by_name[architectures[0]]
+
+
+def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
+    """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
+    family = named_family(folder / "config.json", hf_config)
     names = tensors.stored(folder).keys()
     # The largest family of which the file has all tensors, because published BERT checkpoints have
     # two heads, of which "architectures" names only one.
-    for other in by_name.values():
+    for other in families():
         same = (other.model_type, other.task) == (family.model_type, family.task)
         additional = other.tensors.keys() - family.tensors.keys()
         contains = other.tensors.keys() > family.tensors.keys()

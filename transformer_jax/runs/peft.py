@@ -12,14 +12,15 @@ from transformer_jax.layers.low_rank import Adapters
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
-from transformer_jax.storage import buckets
+from transformer_jax.storage import hub
 from transformer_jax.training import step
 
 
 def read(folder, workdir, base, architecture: str | None = None) -> None:
     """Writes a run at step 0 into an empty folder: the run `base` with the adapters in `folder`.
 
-    Raises UserError if the adapters are for another model.
+    `folder` may also be the name of adapters on the Hugging Face Hub. Raises UserError if the
+    adapters are for another model.
     """
     if not base:
         raise UserError("--from_peft needs --config.init_from=RUN, the run that the adapters adapt")
@@ -29,7 +30,7 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
     params = jax.tree.map(np.array, jax.device_get(params))
     config = task.config
     family = families.run_family(config, architecture)
-    stored = peft.Stored.open(buckets.path(folder), family, config.model)
+    stored = peft.Stored.open(hub.folder(folder, hub.ADAPTERS), family, config.model)
     configs.set_key(config, configs.INIT_FROM, str(base))
     for key, value in stored.lora(params, task.heads).items():
         configs.set_key(config, f"lora.{key}", value)

@@ -251,6 +251,11 @@ def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = configs.NAMED_
         raise UserError(f"--workdir={workdir}: no run here (no config.json)")
     try:
         content = json.loads(path.read_text())
+        if "model_type" in content and "checkpoint_format" not in content:
+            raise UserError(
+                f"{workdir}: a checkpoint of Hugging Face, not a run; convert it first, with "
+                f"python -m transformer_jax.convert --from_hf={workdir} --workdir=NEW"
+            )
         version, fingerprint = content["checkpoint_format"], content["fingerprint"]
         if version > FORMAT:
             raise UserError(

@@ -24,7 +24,7 @@ from transformer_jax.data.tokenizers.unigram import ALBERT, T5, SentencePiece, X
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Characters, Residues, Words
 from transformer_jax.pictures.progress import say
-from transformer_jax.storage import buckets
+from transformer_jax.storage import hub
 
 # --------------------------------------------------------------------------------------------------
 # Reading tokenizers from the files of a run or of a published model. The class follows from the
@@ -389,7 +389,7 @@ def _read(folder: pathlib.Path | None, data) -> Tokenizer | None:
     if folder:
         return load(folder)
     if data.tokenizer_files:
-        return read_published(buckets.path(data.tokenizer_files))
+        return read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
     return None
 
 
@@ -411,7 +411,7 @@ def pair_of_run(
     if folder:
         pair = Pair.load(folder)
     elif data.tokenizer_files:
-        pair = Pair.read_published(buckets.path(data.tokenizer_files))
+        pair = Pair.read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
     if pair is None:
         pair = train_pair(pairs(), data, source_vocab_size, vocab_size)
     elif pair.source is pair.target and source_vocab_size is not None:
@@ -426,7 +426,10 @@ def source_of_run(folder: pathlib.Path | None, data, model) -> Tokenizer:
     `folder` may contain only that tokenizer. Raises UserError if it has more tokens than the
     model's vocabulary.
     """
-    pair = Pair.load(folder) if folder else Pair.read_published(buckets.path(data.tokenizer_files))
+    if folder:
+        pair = Pair.load(folder)
+    else:
+        pair = Pair.read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
     check_source(pair.source, model.source_vocab_size, model.vocab_size)
     return pair.source
 
