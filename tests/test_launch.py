@@ -30,7 +30,7 @@ done
 case "$STORY $*" in
   typo*--zone=us-west9*) error "PERMISSION_DENIED: Location us-west9 is not found." ;;
   typo*\\ create\\ *) error "INVALID_ARGUMENT: accelerator type v5litepod-17 is not found." ;;
-  quota*\\ create\\ *) error "RESOURCE_EXHAUSTED: Quota limit TPUV5sPreemptible has been exceeded." ;;
+  quota*\\ create\\ *) error "RESOURCE_EXHAUSTED: Quota TPUV5sPreemptible has been exceeded." ;;
   late*\\ create\\ *) echo FAILED >state ;;
   *\\ create\\ *) echo ACTIVE >state; mkdir worker-0 worker-1 ;;
   *\\ delete\\ *) for home in worker-*; do stop $home; done; rm -rf state worker-* ;;
@@ -65,7 +65,7 @@ def slices(tmp_path):
     for name in ("tpu_vm.sh", "worker.sh", "until_done.sh"):
         shutil.copy(LAUNCH / name, checkout / "launch")
     set_up = checkout / "launch/setup_venv.sh"
-    set_up.write_text('#!/usr/bin/env bash\necho "$1" >>"$CLOUD/installs"\n[[ $STORY != broken ]]\n')
+    set_up.write_text('#!/bin/bash\necho "$1" >>"$CLOUD/installs"\n[[ $STORY != broken ]]\n')
     set_up.chmod(0o755)
     (checkout / ".gitignore").write_text("/runs/\n")
     _git(checkout, "init", "--quiet")
@@ -128,7 +128,8 @@ def test_a_preempted_slice_is_created_again_until_the_command_ends(slices, tmp_p
     assert done.stderr.endswith(REMAINS.format(checkout=tmp_path / "checkout"))
     assert _count(calls, "queued-resources create mine --node-id=mine") == 2
     assert _count(calls, "--spot") == 2
-    assert _count(calls, "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite") == 2
+    kind = "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite"
+    assert _count(calls, kind) == 2
     assert _count(calls, "queued-resources delete") == 1
     assert (tmp_path / "cloud/installs").read_text() == "tpu\n" * 4
 
@@ -157,7 +158,7 @@ def test_a_command_that_ends_with_0(delete, slices, tmp_path):
 def test_after_a_reboot_the_command_starts_again(slices, tmp_path):
     """The command vanishes from one worker, and is started anew on both. It lies on their disks."""
     call, calls = slices
-    script = 'echo >>~/starts; until [[ -e $CLOUD/rebooted ]]; do sleep 0.02; done'
+    script = "echo >>~/starts; until [[ -e $CLOUD/rebooted ]]; do sleep 0.02; done"
     done = call("keep", "mine", "bash", "-c", script, STORY="rebooted")
     assert done.returncode == 0, done.stderr
     assert "the command has vanished from a worker of mine, as in a reboot" in done.stderr
@@ -168,7 +169,7 @@ def test_after_a_reboot_the_command_starts_again(slices, tmp_path):
 @pytest.mark.parametrize(
     "story, changes, code, told",
     [
-        ("quota", {}, 1, "Quota limit TPUV5sPreemptible has been exceeded"),
+        ("quota", {}, 1, "Quota TPUV5sPreemptible has been exceeded"),
         ("typo", {"TYPE": "v5litepod-17"}, 1, "accelerator type v5litepod-17 is not found"),
         ("typo", {"ZONE": "us-west9"}, 2, "Location us-west9 is not found"),
         ("late", {}, 1, "no more quota"),
@@ -242,7 +243,7 @@ def test_files_go_to_all_workers_and_come_from_one(slices, tmp_path):
 
 @pytest.fixture
 def worker(tmp_path):
-    """Returns a function that calls worker.sh in the home `tmp_path`, and returns what it prints."""
+    """Returns a function that calls worker.sh at the home `tmp_path`, and returns its output."""
     (tmp_path / "launch").mkdir()
     for name in ("worker.sh", "until_done.sh"):
         shutil.copy(LAUNCH / name, tmp_path / "launch")
@@ -258,7 +259,8 @@ def worker(tmp_path):
 def test_a_worker_stops_the_earlier_command(worker, tmp_path):
     """With SIGTERM, on which a training saves its state. It is not repeated for its code 75."""
     script = (
-        "trap 'echo saved; exit 75' TERM; echo up >~/up; while [[ ! -e ~/end ]]; do sleep 0.05; done"
+        "trap 'echo saved; exit 75' TERM; echo up >~/up; "
+        "while [[ ! -e ~/end ]]; do sleep 0.05; done"
     )
     assert worker("state") == "dead\n"
     for _ in range(2):

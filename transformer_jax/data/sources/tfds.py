@@ -64,15 +64,17 @@ def prepared_split(data, split: str, stored: bool = False) -> tuple[str, str] | 
         return None
 
     name = absolute(split)
-    if split != "train" and name is not None:
-        # Not for whole splits: who names the same one for both, wants the scores on the training
-        # examples. But a slice of the training split is easily forgotten there.
-        training = absolute("train")
-        if "[" in name + training and _overlap(name, training):
+    training = data.train_split or "train"
+    # Not for whole splits: who names the same one for both, wants the scores on the training
+    # examples. But that a slice needs another one for training is easily forgotten.
+    if split != "train" and name and re.search(r"[\[+]", name + training):
+        if training not in available:
+            training = absolute("train")
+        if _overlap(name, training):
             raise UserError(
-                f"config.data.{split}_split={data[f'{split}_split']}: has training examples in "
-                f"it, because config.data.train_split={data.train_split or 'train'}; name parts "
-                "without common examples, such as train[:95%] and train[95%:]"
+                f"config.data.{split}_split={data[f'{split}_split'] or name}: has training "
+                f"examples in it, because config.data.train_split={data.train_split or 'train'}; "
+                "name parts without common examples, such as train[:95%] and train[95%:]"
             )
     return None if name is None else (str(folder), name)
 
