@@ -79,7 +79,8 @@ new_python() {
   "$root/.python/uv/bin/uv" python find --no-project "$version"
 }
 
-ready= tried=
+ready=
+tried=
 if recent "$python" && "$python" -m pip --version >/dev/null 2>&1; then
   if has_jax || install "$jax"; then ready=1; fi
 else

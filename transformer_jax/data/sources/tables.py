@@ -250,6 +250,7 @@ def open_table(
     columns: Sequence[str],
     skip: bool = False,
     classes: str = "",
+    *,
     stored: bool = False,
 ) -> Table | TfdsTable | None:
     """Returns the examples of a split that `config.data` names, or None if it names none.

@@ -188,7 +188,7 @@ def _described(data) -> pathlib.Path | buckets.Path | None:
     folder = _prepared(data)
     if folder is not None:
         name = str(folder.relative_to(buckets.path(data.tfds_dir)))
-        _keep_description(str(folder), name, str(copies.path), digest(str(folder)))
+        _keep_description(folder, name, copies)
         return folder
     with buckets.reading(f"config.data.cache={data.cache}"):
         folder = _newest_version(buckets.path(copies.path), data.tfds_name)
@@ -203,23 +203,11 @@ def _say_described(name: str, tfds_dir: str | None, folder: str) -> None:
     say(f"TFDS set {name}: {where}; training reads its token stores, as {folder} describes it")
 
 
-@functools.lru_cache  # once for each content; the arguments are all that the copy depends on
-def _keep_description(folder: str, name: str, copies: str, _digest: str) -> None:
-    """Copies what describes a set, the file dataset_info.json last, to the folder `copies`."""
-    files = [
-        file
-        for file in buckets.path(folder).iterdir()
-        if ".array_record" not in file.name and not file.name.startswith(".") and file.is_file()
-    ]
+def _keep_description(folder, name: str, kept: Folder) -> None:
+    """Copies what describes a set to `name` in the folder `kept`, dataset_info.json last."""
     # Without permission to write, or if the disk is full, there is merely no copy.
     with contextlib.suppress(UserError, OSError):
-        kept = Folder(copies)
-        content = {
-            file.name: file.read_bytes()
-            for file in files
-            if buckets.size(file) <= _DESCRIPTION_BYTES
-        }
-        info = content.pop("dataset_info.json")
+        info = (folder / "dataset_info.json").read_bytes()
         if kept.read(f"{name}/dataset_info.json") == info:
             return
         with kept.exclusive():
@@ -227,23 +215,25 @@ def _keep_description(folder: str, name: str, copies: str, _digest: str) -> None
             for old in kept.names():
                 if old.startswith(f"{name}/"):
                     kept.delete(old)
-            for file, value in content.items():
-                kept.write(f"{name}/{file}", value)
+            for file in folder.iterdir():
+                is_shard = ".array_record" in file.name
+                if is_shard or file.name.startswith(".") or not file.is_file():
+                    continue
+                if file.name != "dataset_info.json" and buckets.size(file) <= _DESCRIPTION_BYTES:
+                    kept.write(f"{name}/{file.name}", file.read_bytes())
             kept.write(f"{name}/dataset_info.json", info)
 
 
 def keep_held_out(data) -> None:
     """Copies the shards of small validation and test splits beside the description of the set."""
-    copies = str(Folder(f"{str(data.cache).rstrip('/')}/tfds").path)
+    copies = Folder(f"{str(data.cache).rstrip('/')}/tfds")
     for split in ("valid", "test"):
         prepared = prepared_split(data, split, stored=True)
-        if prepared and not prepared[0].startswith(copies):
-            data_dir = str(buckets.path(data.tfds_dir))
-            _keep_shards(*prepared, copies, data_dir, digest(prepared[0]))
+        if prepared and not prepared[0].startswith(str(copies.path)):
+            _keep_shards(*prepared, str(buckets.path(data.tfds_dir)), copies)
 
 
-@functools.lru_cache
-def _keep_shards(folder: str, split: str, copies: str, data_dir: str, _digest: str) -> None:
+def _keep_shards(folder: str, split: str, data_dir: str, kept: Folder) -> None:
     import tensorflow_datasets
 
     splits = tensorflow_datasets.builder_from_directory(folder).info.splits
@@ -255,11 +245,10 @@ def _keep_shards(folder: str, split: str, copies: str, data_dir: str, _digest: s
     if share * sum(int(info.num_bytes) for info in whole.values()) > _SMALL_SPLIT:
         return
     with contextlib.suppress(UserError, OSError):
-        kept = Folder(copies)
-        with kept.exclusive():
-            for shard in shards:
-                name = shard.filename.removeprefix(data_dir).lstrip("/")
-                if not kept.has(name):
+        for shard in shards:
+            name = shard.filename.removeprefix(data_dir).lstrip("/")
+            if not kept.has(name):
+                with kept.exclusive():
                     kept.write(name, buckets.path(shard.filename).read_bytes())
 
 
