@@ -7,7 +7,8 @@
 #
 # Creates the environment if it is missing, and installs if setup.py has changed. PYTHON names the
 # interpreter to create it with (default: the first one on the path that is 3.11 or newer and can
-# have that release of jax).
+# have that release of jax). If none is newer than 3.10, as on the images of TPU VMs, uv from PyPI
+# (https://docs.astral.sh/uv) installs one in .python; the system's interpreter stays as it is.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,28 +47,50 @@ install() {
   each_minute describe pip "$@"
 }
 
+# Creates the environment with the interpreter $1, and installs jax in it.
+create() {
+  local version error
+  version=$("$1" --version)
+  [[ $tried != *"$version;"* ]] || return 1
+  tried+="$version;"
+  say "creating $venv with $version and $jax"
+  if ! error=$("$1" -m venv --clear "$venv" 2>&1); then
+    say "$1 -m venv failed: $error"
+    exit 2
+  fi
+  install "$jax" && return
+  say "$version: $(tail -n 1 "$log")"
+  rm -rf "$venv"
+  return 1
+}
+# Prints the path of a Python that uv has installed in .python. Needs an older Python with pip.
+new_python() {
+  # jax 0.11 and newer have no wheels for 3.11.
+  local version=3.11 error
+  [[ -z $release ]] || version=3.13
+  export UV_PYTHON_INSTALL_DIR=$root/.python
+  say "no Python is 3.11 or newer here; installing $version in $root/.python"
+  # With --target, pip touches nothing of the system's Python, and needs no rights for it.
+  if ! error=$(python3 -m pip install --quiet --disable-pip-version-check --no-input --upgrade --target "$root/.python/uv" 'uv>=0.8,<1' 2>&1 &&
+    "$root/.python/uv/bin/uv" python install --no-progress "$version" 2>&1); then
+    say "uv could not install it: $(tail -n 1 <<<"$error")"
+    return 1
+  fi
+  "$root/.python/uv/bin/uv" python find --no-project "$version"
+}
+
 ready=
+tried=
 if recent "$python" && "$python" -m pip --version >/dev/null 2>&1; then
   if has_jax || install "$jax"; then ready=1; fi
 else
-  tried=
   for candidate in ${PYTHON:+"$PYTHON"} ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
-    recent "$candidate" || continue
-    version=$("$candidate" --version)
-    [[ $tried != *"$version;"* ]] || continue
-    tried+="$version;"
-    say "creating $venv with $version and $jax"
-    if ! error=$("$candidate" -m venv --clear "$venv" 2>&1); then
-      say "$candidate -m venv failed: $error"
-      exit 2
-    fi
-    if install "$jax"; then
+    if recent "$candidate" && create "$candidate"; then
       ready=1
       break
     fi
-    say "$version: $(tail -n 1 "$log")"
-    rm -rf "$venv"
   done
+  if [[ -z $tried && -z ${PYTHON:-} ]] && candidate=$(new_python) && create "$candidate"; then ready=1; fi
   if [[ -z $tried ]]; then
     say "needs Python 3.11 or newer${PYTHON:+, which PYTHON=$PYTHON is not}; PYTHON=/path/to/python names one"
     exit 2

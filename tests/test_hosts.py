@@ -1,6 +1,9 @@
 """Runs of several processes with gloo: losses, rows, stops and errors."""
 
 import collections
+import functools
+import http.server
+import importlib.util
 import itertools
 import json
 import os
@@ -9,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -17,6 +21,7 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from tests.programs import ENV
 from tests.tasks.conftest import trained
+from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.runs.train import train
 
@@ -354,6 +359,64 @@ def test_a_slurm_step_has_as_many_processes_as_tasks(environment, expected, monk
             monkeypatch.delenv(name, raising=False)
     slurm = expected and {"cluster_detection_method": "slurm", **expected}
     assert hosts.arguments(None, None, None) == slurm
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """Google's metadata server on a machine with the attributes `server.attributes`."""
+
+    def do_GET(self):
+        assert self.headers["Metadata-Flavor"] == "Google"
+        name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
+        self.send_response(self.server.attributes.get(name, 404))
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def google_machine(tmp_path, monkeypatch):
+    """Returns the metadata server of a machine of Google's on which libtpu is installed."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TPU_", "MEGASCALE_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "0000:00:04.0").mkdir()
+    (tmp_path / "0000:00:04.0/vendor").write_text("0x1ae0\n")
+    monkeypatch.setattr(hosts, "_PCI_VENDORS", str(tmp_path / "*/vendor"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    server = http.server.HTTPServer(("127.0.0.1", 0), Metadata)
+    server.attributes = {}
+    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_metadata_tell_a_worker_of_a_tpu_slice(google_machine, monkeypatch):
+    arguments = functools.partial(hosts.arguments, None, None, None)
+    assert arguments() is None
+    google_machine.attributes["agent-worker-number"] = 200
+    assert arguments() == {}
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    assert arguments() is None
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY")
+    google_machine.attributes["agent-worker-number"] = 503
+    with pytest.raises(UserError, match="whether this machine is a worker .*503"):
+        arguments()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert arguments() is None
+
+
+def test_elsewhere_nothing_is_asked(google_machine, monkeypatch):
+    """As on a machine with libtpu for compilation alone; TPU_WORKER_HOSTNAMES names no others."""
+    monkeypatch.setattr(hosts, "_PCI_VENDORS", "/nowhere/*")
+    google_machine.attributes["agent-worker-number"] = 200
+    assert hosts.arguments(None, None, None) is None
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert hosts.arguments(None, None, None) is None
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "worker-0,worker-1")
+    assert hosts.arguments(None, None, None) == {}
 
 
 JOIN = """

@@ -1046,8 +1046,11 @@ class Data:
     test_source: str | None = None  # as train_source, for --set=test
     test_target: str | None = None  # the translation of test_source
     tfds_name: str | None = None  # a prepared TFDS data set, e.g. "wmt14_translate/de-en"
-    tfds_dir: str | None = None  # the data_dir in which the TFDS data set was prepared
-    train_split: str | None = None  # split of the TFDS data set; None: train
+    # the data_dir in which the TFDS data set was prepared, also in gs:// or s3://; None: there are
+    # only the stores that were built from it
+    tfds_dir: str | None = None
+    # split of the TFDS data set, or a slice such as train[:95%]; None: train
+    train_split: str | None = None
     valid_split: str | None = None  # as train_split, for the evaluations; None: validation
     test_split: str | None = None  # as train_split, for --set=test; None: test
     source_language: str = "en"  # feature of the TFDS data set that is the source

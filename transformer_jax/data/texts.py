@@ -211,7 +211,7 @@ def open_documents(data, split: str) -> Documents | None:
             )
         return _CORPORA[data.corpus](split)
     if data.tfds_name:
-        prepared = tfds.prepared_split(data, split)
+        prepared = tfds.prepared_split(data, split, stored=True)
         return prepared and TfdsText(*prepared, data.text_field)
     return open_text_files(data, f"config.data.{files_key}", data[files_key])
 

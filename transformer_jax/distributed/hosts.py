@@ -7,11 +7,14 @@ import importlib.util
 import itertools
 import json
 import os
+import pathlib
 import signal
 import socket
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +62,7 @@ def arguments(
         # all GPUs of that node, which the empty list means.
         local_devices = dict(local_device_ids=[]) if one_task_per_node else {}
         return dict(num_processes=int(num_tasks), cluster_detection_method="slurm", **local_devices)
-    if importlib.util.find_spec("libtpu") and _has_tpu():
+    if importlib.util.find_spec("libtpu") and _is_tpu_worker():
         return {}
     return None
 
@@ -90,10 +93,50 @@ def _check_flags(flags: dict) -> None:
         )
 
 
-def _has_tpu() -> bool:
-    # There are two patterns, because hosts of the generations v5e and v6e have no /dev/accel
-    # devices.
-    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+_PCI_VENDORS = "/sys/bus/pci/devices/*/vendor"
+_GOOGLE = "0x1ae0"  # the PCI vendor of TPUs, and of the network cards of Google's machines
+
+
+def _is_tpu_worker() -> bool:
+    """Returns whether this host is a worker of a Cloud TPU slice, as libtpu and metadata have it.
+
+    Device files would be no evidence: which ones there are depends on the generation of the TPU,
+    and /dev/vfio is on machines with other devices, too. Raises UserError if the metadata server
+    can't be reached.
+    """
+    # Kubernetes Engine sets these variables, which libtpu and JAX read. A single name, such as
+    # localhost, has no other hosts to wait for.
+    for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if name in os.environ:
+            return "," in os.environ[name] or "MEGASCALE_NUM_SLICES" in os.environ
+    # On Compute Engine, a server describes the machine. It is asked only on a machine of Google's,
+    # because elsewhere a slow name server would delay the start, and not where libtpu, too, is told
+    # not to ask.
+    if "TPU_SKIP_MDS_QUERY" in os.environ or not any(
+        pathlib.Path(vendor).read_text().strip() == _GOOGLE for vendor in glob.glob(_PCI_VENDORS)
+    ):
+        return False
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    # JAX reads the number of the process from this attribute, which only workers have.
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/instance/attributes/agent-worker-number",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    # The server is on the machine's own network, so no proxy leads there.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=60):
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        reason = error
+    except OSError as error:
+        reason = error
+    raise UserError(
+        f"{server}, Google's metadata server, does not say whether this machine is a worker of a "
+        f"TPU slice ({reason}); TPU_SKIP_MDS_QUERY=1 in the environment says that it is none"
+    )
 
 
 def roll_call(coordinator: str, count: int, index: int, patience: int) -> None:

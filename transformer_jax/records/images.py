@@ -73,7 +73,7 @@ class Images(ImageSource):
 
     def label_names(self, split: str) -> tuple[str, ...]:
         if self.data.tfds_name:
-            prepared = tfds.prepared_split(self.data, split)
+            prepared = tfds.prepared_split(self.data, split, stored=True)
             names = prepared and tfds.class_names(prepared[0], self.label_feature)
             return tuple(names or ())
         files = self.files(split) or []
@@ -88,7 +88,7 @@ class Images(ImageSource):
 
     def fingerprint(self, split: str) -> list | None:
         if self.data.tfds_name:
-            prepared = tfds.prepared_split(self.data, split)
+            prepared = tfds.prepared_split(self.data, split, stored=True)
             return prepared and [tfds.digest(prepared[0]), prepared[1]]
         files = self.files(split)
         return None if files is None else [_digest(files)]
@@ -123,7 +123,7 @@ class Images(ImageSource):
 
     def _prepared(self, split: str) -> Iterator[Record | UserError]:
         """Yields the record of each example of a TFDS set, or the error that reading it raised."""
-        folder, name = tfds.prepared_split(self.data, split)
+        folder, name = tfds.prepared_split(self.data, split, stored=True)
         has_labels = bool(self.label_names(split))
         encoded = (self.image_feature,)
         for number, example in enumerate(tfds.examples(folder, name, encoded)):

@@ -150,7 +150,9 @@ def open_pairs(data, split: str) -> SentencePairs | None:
             )
         return GrammarPairs(split, data.corpus_size if split == "train" else _GRAMMAR_HELD_OUT)
     if data.tfds_name and not has_held_out_files:
-        prepared = tfds.prepared_split(data, split)
+        prepared = tfds.prepared_split(data, split, stored=True)
+        if split == "train":
+            tfds.keep_held_out(data)
         return prepared and TfdsPairs(*prepared, (data.source_language, data.target_language))
     if not any(data[key] for key in keys):
         return None
@@ -265,5 +267,5 @@ def open_column_pairs(data, split: str, columns: TextPair, lead_sentences: int) 
                 f"must be one of {', '.join(_BUILT_IN)}"
             )
         return _BUILT_IN[data.corpus](split)
-    table = tables.open_table(data, split, columns)
+    table = tables.open_table(data, split, columns, stored=True)
     return table and ColumnPairs(table, lead_sentences)

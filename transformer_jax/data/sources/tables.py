@@ -245,16 +245,24 @@ def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
 
 
 def open_table(
-    data, split: str, columns: Sequence[str], skip: bool = False, classes: str = ""
+    data,
+    split: str,
+    columns: Sequence[str],
+    skip: bool = False,
+    classes: str = "",
+    *,
+    stored: bool = False,
 ) -> Table | TfdsTable | None:
     """Returns the examples of a split that `config.data` names, or None if it names none.
 
-    `skip` and `classes` are the same as in `Table`. Raises UserError if files do not exist, or if
-    `columns` mixes names and numbers.
+    `skip` and `classes` are the same as in `Table`, `stored` as in `tfds.prepared_split`. Raises
+    UserError if files do not exist, or if `columns` mixes names and numbers.
     """
     # Files come first, so that a run on a TFDS set can be evaluated on the user's own examples.
     if data.tfds_name and not data[f"{split}_files"]:
-        prepared = tfds.prepared_split(data, split)
+        prepared = tfds.prepared_split(data, split, stored)
+        if stored and split == "train":
+            tfds.keep_held_out(data)
         return prepared and TfdsTable(*prepared, tuple(columns))
     paths = split_files(data, split)
     if paths is None:
