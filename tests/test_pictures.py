@@ -169,8 +169,8 @@ def test_a_small_table_of_positions_has_its_numbers(tmp_path):
     assert [text.get_text() for text in sines.axes[0].texts[4:8]] == [
         f"{value:.2f}" for value in (np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01))
     ]
-    assert drawn(model_pictures.codes(None, 20, 101))[0].shape == (20, 101)
-    assert not model_pictures.codes("index", 100, 8).axes[0].texts
+    wide = model_pictures.codes(None, 20, 101)
+    assert drawn(wide)[0].shape == (20, 101) and not wide.axes[0].texts
 
 
 def test_a_map_is_of_the_principal_components_and_its_labels_keep_clear():

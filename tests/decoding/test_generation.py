@@ -41,11 +41,12 @@ def prompts(opened):
 @pytest.fixture(scope="module")
 def expected(opened, prompts):
     task, params = opened
+    size = task.tokenizer.vocab_size
 
     def texts(how):
         @jax.jit
         def draw(tokens, length, seen, key):
-            logits = task.model.apply({"params": params}, tokens)[:, length - 1]
+            logits = task.model.apply({"params": params}, tokens)[:, length - 1, :size]
             return how.draw(logits, seen, key[None])[0]
 
         return [by_windows(task, draw, prompt, number) for number, prompt in enumerate(prompts)]
@@ -60,7 +61,7 @@ def by_windows(task, draw, prompt, number, seed=3):
     window, start, finished = ids, len(ids), "length"
     fold_in = jax.jit(jax.random.fold_in)
     key = jax.random.fold_in(jax.random.key(seed), number)
-    seen = np.zeros((1, task.model.vocab_size), bool)
+    seen = np.zeros((1, tokenizer.vocab_size), bool)
     while len(ids) < start + COUNT:
         window = window[-WINDOW // 2 :] if len(window) >= WINDOW else window
         seen[0, ids] = True
