@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from tests.conftest import build_config
 from tests.finetuning import examples
@@ -186,7 +187,8 @@ def test_a_map_is_of_the_principal_components_and_its_labels_keep_clear():
     assert f"{variances[0] / variances.sum():.0%} of the variance" in axes.get_xlabel()
     # On paper, as the renderer measures the letters.
     figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in axes.texts]
+    # Of the text alone, without the line to its point.
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
     assert [text.get_text() for text in axes.texts] == labels
     overlapping = sum(
         one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[n + 1 :]

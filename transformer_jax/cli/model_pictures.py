@@ -28,6 +28,7 @@ def codes(kind: str | None, count: int, width: int | None):
 
     The default width is 128 or, for binary codes, the number of bits that the positions need.
     """
+    import jax
     import numpy as np
 
     from transformer_jax import pictures
@@ -38,7 +39,8 @@ def codes(kind: str | None, count: int, width: int | None):
         raise UserError(f"--kind={kind}: must be one of {', '.join(_CODES)}")
     default = max((count - 1).bit_length(), 1) if kind == "binary" else 128
     width = width or default
-    vectors = np.asarray(position_codes(kind, np.arange(count), width, count))
+    encode = jax.jit(position_codes, static_argnums=(0, 2, 3))
+    vectors = np.asarray(encode(kind, np.arange(count), width, count))
     return pictures.positions(vectors, f"{_CODES[kind]}: {count} positions, width {width}")
 
 
