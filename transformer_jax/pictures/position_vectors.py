@@ -1,5 +1,6 @@
 """Figures of position vectors, of the contextual neighbors of a word, and maps of word vectors."""
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -216,19 +217,19 @@ def _offsets(points: np.ndarray, labels: Sequence[str]) -> list[tuple[tuple[floa
     for (x, y), label in zip(points, labels):
         width = _LETTER * len(label)
         candidates = []
-        for distance in range(1, 8):
-            for across, up in _SIDES:
-                right = 5 + (distance - 1) * _ROW
-                start = {1: right, -1: -right - width, 0: -width / 2}[across]
-                middle = up * (_ROW * 0.9 + (distance - 1) * _ROW)
-                box = (x + start, y + middle - _ROW / 2, x + start + width, y + middle + _ROW / 2)
-                overlap = sum(_overlap(box, other) for other in taken)
-                candidates.append((overlap, distance, (start, middle), box))
-            if min(candidates)[0] == 0:
+        for distance, (across, up) in itertools.product(range(8), _SIDES):
+            right = 5 + distance * _ROW
+            start = {1: right, -1: -right - width, 0: -width / 2}[across]
+            middle = up * (0.9 + distance) * _ROW
+            box = (x + start, y + middle - _ROW / 2, x + start + width, y + middle + _ROW / 2)
+            overlap = sum(_overlap(box, other) for other in taken)
+            # By their number, so that of equally good spaces the first is taken.
+            candidates.append((overlap, len(candidates), (start, middle), box, distance > 0))
+            if not overlap:
                 break
-        _, distance, offset, box = min(candidates)
+        _, _, offset, box, is_far = min(candidates)
         taken.append(box)
-        offsets.append((offset, distance > 1))
+        offsets.append((offset, is_far))
     return offsets
 
 
