@@ -92,6 +92,19 @@ def test_a_stop_string_is_not_printed(trained):
     assert stopped_text == text[: text.index(stop, 3)] + "\n"
 
 
+def test_probabilities_of_next_tokens(trained):
+    command = ["generate", f"--workdir={trained}", "--show_probabilities"]
+    listed = here(*command, "--prompt=the dog", "--top_k=3").stdout.splitlines()
+    probabilities = [float(line.split("  ")[0]) for line in listed]
+    assert len(listed) == 3 and probabilities == sorted(probabilities, reverse=True)
+    assert 0 < sum(probabilities) <= 1 and all(line.split("  ")[1] for line in listed)
+    first, second = map(
+        json.loads, call(*command, "--prompts=-", text="the dog\na\n").stdout.splitlines()
+    )
+    assert first["prompt"] == "the dog" and len(first["next"]) == len(second["next"]) == 10
+    assert f"{first['next'][0]['probability']:.4f}  {first['next'][0]['token']}" == listed[0]
+
+
 @pytest.mark.full
 def test_beam_search(trained):
     command = ["generate", f"--workdir={trained}", "--beam=3", "--max_tokens=9"]
@@ -128,6 +141,12 @@ def test_evaluate_prints_one_object(trained):
             "n_best=3: must be at most beam=2",
         ),
         ("generate", ["--n_best=2"], "--n_best=2: only with --beam"),
+        (
+            "generate",
+            ["--show_probabilities", "--temperature=1"],
+            "--temperature and --show_probabilities: a list of next tokens has no --temperature",
+        ),
+        ("generate", ["--show_probabilities", "--top_k=999"], "top_k=999: must be from 1 to"),
         ("generate", ["--beam=2", "--max_tokens=70"], "70 more exceed config.model.max_length=64"),
         ("translate", [], "not one that translates"),
         ("evaluate", ["--set=test"], "config.data.test_files"),

@@ -1,14 +1,17 @@
 """Figures draw the right arrays in the right panels. The program `draw` draws and refuses."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from tests.conftest import build_config
 from tests.finetuning import examples
 from tests.programs import call, refused
 from transformer_jax import pictures
+from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.runs import spec
@@ -157,6 +160,65 @@ def test_similarity_is_the_cosine():
     np.testing.assert_allclose(drawn(pictures.positions(vectors, ""))[1], vectors @ vectors.T)
 
 
+def test_a_small_table_of_positions_has_its_numbers(tmp_path):
+    """The bits of 0 to 15, and the sinusoids of width 4, without a run."""
+    bits = model_pictures.codes("binary", 16, None)
+    numbers = [text.get_text() for text in bits.axes[0].texts]
+    assert numbers == [str(n >> bit & 1) for n in range(16) for bit in range(4)]
+    sines = model_pictures.codes(None, 20, 4)
+    assert len(sines.axes[0].texts) == 80
+    assert [text.get_text() for text in sines.axes[0].texts[4:8]] == [
+        f"{value:.2f}" for value in (np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01))
+    ]
+    wide = model_pictures.codes(None, 20, 101)
+    assert drawn(wide)[0].shape == (20, 101) and not wide.axes[0].texts
+
+
+def test_a_map_is_of_the_principal_components_and_its_labels_keep_clear():
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(40, 8)) * [9, 4, 1, 1, 1, 1, 1, 1]
+    labels = [f"word {n}" * (1 + n % 2) for n in range(40)]
+    figure = pictures.word_map(vectors, labels, ["a", "b"] * 20, "a map")
+    (axes,) = figure.axes
+    points = np.concatenate([dots.get_offsets() for dots in axes.collections])
+    assert points.shape == (40, 2) and len(axes.collections) == 2
+    variances = np.linalg.eigvalsh(np.cov(vectors.T, bias=True))[::-1]
+    np.testing.assert_allclose(points.var(axis=0), variances[:2])
+    assert f"{variances[0] / variances.sum():.0%} of the variance" in axes.get_xlabel()
+    # On paper, as the renderer measures the letters.
+    figure.draw_without_rendering()
+    # Of the text alone, without the line to its point.
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == labels
+    overlapping = sum(
+        one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[n + 1 :]
+    )
+    assert overlapping == 0
+
+
+def test_one_vector_and_equal_vectors_have_a_map(tmp_path):
+    for vectors in (np.ones((1, 3)), np.ones((3, 1))):
+        labels = ["$a"] * len(vectors)
+        pictures.save(pictures.word_map(vectors, labels), tmp_path / "map.png")
+
+
+def test_masking_of_a_sentence_has_the_shares_of_the_paper(capsys):
+    """80 % of the selected words are masked, 10 % are replaced, and 10 % are unchanged."""
+    text = "the quick brown fox jumps over the lazy dog and drinks a cup of hot coffee"
+    figure = model_pictures.masking(text, 600)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 600 and all(line.startswith("[CLS] ") for line in lines)
+    selected, total, masked, replaced, unchanged = map(int, re.findall(r"\d+", last))
+    assert total == 600 * 18 and selected == 600 * round(0.15 * 18)
+    assert masked == sum(line.count("[MASK]") for line in lines)
+    assert masked / selected == pytest.approx(0.8, abs=0.04)
+    # A replacement may be the word itself, which then counts as unchanged.
+    assert replaced / selected == pytest.approx(0.1, abs=0.03)
+    assert unchanged / selected == pytest.approx(0.1, abs=0.03)
+    colors = {text.get_text(): text.get_bbox_patch() for text in figure.axes[0].texts}
+    assert colors["[MASK]"].get_facecolor() == colors["masked"].get_facecolor()
+
+
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="can't be written"):
         pictures.save(pictures.mean_attention(ATTENDED), tmp_path / "none" / "a.png")
@@ -201,6 +263,11 @@ def runs(tmp_path_factory):
             "bert",
             ["--text=the cat sat", "--text=a dog sat to the cat", "--word=cat"],
         ),
+        ("positions", None, ["--kind=binary", "--count=16"]),
+        ("vectors", "bert", ["--words=cat,dog,the"]),
+        ("vectors", "gpt", []),
+        ("vectors", "bert", ["--word=cat", "--texts=@texts", "--layer=1"]),
+        ("masking", "bert", ["--text=the cat sat on the mat", "--draws=3"]),
     ],
 )
 def test_the_command_draws(picture, family, arguments, runs, tmp_path):
@@ -215,7 +282,8 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
         *([f"--workdir={runs[family]}"] if family else []),
         *arguments,
     )
-    assert done.returncode == 0 and done.stdout == f"{path}\n", done.stderr
+    assert done.returncode == 0 and done.stdout.endswith(f"{path}\n"), done.stderr
+    assert len(done.stdout.splitlines()) == (5 if picture == "masking" else 1)
     assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 3000
     assert [*tmp_path.iterdir()] == [path]
 
@@ -237,7 +305,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], ["analogy, positions, masks, result, confusion, curves"]),
+        ([], ["analogy, vectors, positions, masking, masks, result, confusion, curves"]),
         (["neighbours", "--workdir=@bert", "--layer=1"], ["--layer: needs --texts=..."]),
         (["analogy", "--workdir=@bert"], ["--words=man,king,woman or --analogies=FILE"]),
         (["analogy", "--workdir=@bert", "--words=a,cat"], ["--words=a,cat: must be three words"]),
@@ -270,6 +338,14 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
         ),
         (["confusion", "--workdir=@gpt"], ["a causal_lm run without labels"]),
         (["positions", "--workdir=/no/where"], ["no run here"]),
+        (["positions", "--kind=cross"], ["--kind=cross: must be one of sinusoidal, binary"]),
+        (["positions", "--workdir=@bert", "--count=9"], ["--count and --workdir"]),
+        (["vectors", "--workdir=@bert", "--words=cat,§"], ["'§' is not in the vocabulary"]),
+        (["vectors", "--workdir=@bert", "--layer=1"], ["--layer: needs --texts=..."]),
+        (["vectors", "--workdir=@bert", "--texts=x"], ["--word=... is missing"]),
+        (["masking"], ["--text=... is missing"]),
+        (["masking", "--workdir=@gpt", "--text=a cat"], ["a causal_lm run, which masks no tokens"]),
+        (["masking", "--workdir=@bert", f"--text={'cat ' * 99}"], ["of config.task.phases"]),
     ],
 )
 def test_the_command_refuses(arguments, words, runs, tmp_path):

@@ -1,6 +1,7 @@
 """In-context evaluation: the prompts, the three ways to compare choices, and a real model."""
 
 import json
+import pathlib
 import re
 import types
 
@@ -20,6 +21,7 @@ from transformer_jax.runs.spec import make_task
 from transformer_jax.training.step import Program
 from transformer_jax.training.trainer import run
 
+ROOT = pathlib.Path(__file__).parent.parent
 FRENCH = {
     "description": "Translate English to French:",
     "items": [{"input": "cheese", "output": "fromage"}, {"input": "mint", "output": "menthe"}],
@@ -191,6 +193,26 @@ def test_only_whole_completions_are_right(file):
     }
     # The space belongs to the next token.
     assert all(prompt.endswith("=>") and stop == ("\n",) for prompt, stop in task.requests)
+
+
+def test_the_first_prompts_and_their_completions_are_printed(file, capsys):
+    prompts = prompting.read(file())
+    prompting.evaluate(stub(texts=["fromage", "menthe"]), None, prompts)
+    printed = capsys.readouterr().err
+    assert "Translate English to French:\ncheese =>" in printed
+    assert f"-> fromage (right: {prompts.items[0].output})" in printed
+
+
+def test_the_prompt_file_of_the_documentation_is_that_of_the_paper(tmp_path):
+    page = (ROOT / "docs" / "language_models.md").read_text()
+    written = page.partition("translate.json <<'JSON'\n")[2].partition("\nJSON")[0]
+    (tmp_path / "translate.json").write_text(written)
+    prompts = prompting.read(str(tmp_path / "translate.json"))
+    # Figure 2.1 of Brown et al. 2020, with its spelling.
+    assert prompts.text(prompts.items[0], prompts.examples) == (
+        "Translate English to French:\nsea otter => loutre de mer\npeppermint => menthe poivrée\n"
+        "plush girafe => girafe peluche\ncheese => "
+    )
 
 
 def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):

@@ -23,7 +23,9 @@ What a task can do with the parameters depends on its kind (`config.task.name`):
     task.reply(params, messages)        # chat: the assistant's reply to a conversation, in the form
                                         # of generate
     task.fill(params, texts)            # masked_lm: for each [MASK] in each text, words with
-                                        # .word and .probability; task.features gives hidden states
+                                        # .word and .probability; task.features gives hidden
+                                        # states, and task.next_sentences the probability that one
+                                        # text follows another
     task.predict(params, texts)         # fine-tuning: for each text .text, the label or answer, and
                                         # .details with probabilities
     task.classify(params, texts, labels)

@@ -900,12 +900,12 @@ def _public_classes(section: str, module) -> list[type]:
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
     """Returns {key: (type, default)} for the fields of a class that have a default."""
     hints = typing.get_type_hints(cls)
-    # Linen adds these fields to each module.
-    linen_fields = ("parent", "name") if hasattr(cls, "apply") else ()
+    # Linen adds two of these fields to each module, and `Model.limited_to` sets the third.
+    others = ("parent", "name", "num_pieces") if hasattr(cls, "apply") else ()
     return {
         field.name: (hints[field.name], field.default)
         for field in dataclasses.fields(cls)
-        if field.default is not dataclasses.MISSING and field.name not in linen_fields
+        if field.default is not dataclasses.MISSING and field.name not in others
     }
 
 

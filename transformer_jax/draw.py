@@ -14,8 +14,16 @@ attention --workdir=DIR --text="..." --output=FILE.png
     analogy       the words nearest to b - a + c for --words=a,b,c, such as man,king,woman; with
                   --analogies=FILE of lines ": SECTION" and "a b c d", the share of questions for
                   which the nearest word is d, by section
+    vectors       a map of the word vectors of a run, by their first two principal components: of
+                  --words=a,b,c, or of its first words; with --word and --texts=FILE as in
+                  `neighbours`, a map of the contextual vectors of the occurrences of the word in
+                  the last layer, or in --layer=2
     positions     the position vectors of the run, with cosine similarities for learned ones;
-                  without --workdir the sinusoids of Vaswani et al. 2017
+                  without --workdir the sinusoids of Vaswani et al. 2017, or --kind=binary, index or
+                  normalized, of --count positions and --width columns
+    masking       how --text is masked for masked language modeling in several draws: by the run of
+                  --workdir, or word by word, with 15 % of the words selected, of which 80 % are
+                  masked, 10 % replaced and 10 % unchanged
     masks         the keys that a query sees: causal, padding, packed and local masks
     result        the results of a run, if its task can draw them. Contacts: those of a protein in
                   --text=RESIDUES, or of the first held-out one beside the truth. Images: the
@@ -40,7 +48,9 @@ _FLAGS = {  # besides --output; others are refused, because a picture would igno
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
     "analogy": ("workdir", "step", "words", "analogies"),
-    "positions": ("workdir", "step"),
+    "vectors": ("workdir", "step", "words", "word", "texts", "layer"),
+    "positions": ("workdir", "step", "kind", "count", "width"),
+    "masking": ("workdir", "step", "text", "draws"),
     "masks": (),
     "result": ("workdir", "step", "text"),
     "confusion": ("workdir", "step", "set"),
@@ -58,15 +68,36 @@ def define_flags() -> None:
         "target", None, "Translation of --text; default: the model's own translation."
     )
     flags.DEFINE_string(
-        "kind", None, "Attention of a translation run: cross (the default), encoder or decoder."
+        "kind",
+        None,
+        "Attention of a translation run: cross (the default), encoder or decoder; positions "
+        "without a run: sinusoidal (the default), binary, index or normalized.",
+    )
+    flags.DEFINE_integer(
+        "count", 100, "positions without a run: number of positions.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "width",
+        None,
+        "positions without a run: number of columns; default: 128, or the bits of binary codes.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "draws", 12, "masking: number of times that the text is masked.", lower_bound=1
     )
     flags.DEFINE_integer("layer", None, "Number of a layer, from 1.", lower_bound=1)
     flags.DEFINE_integer("head", None, "Number of a head, from 1.", lower_bound=1)
     flags.DEFINE_string(
-        "word", "it", "coreference: the word that refers to another; neighbours: the word."
+        "word",
+        "it",
+        "coreference: the word that refers to another; neighbours, vectors: the word.",
     )
-    flags.DEFINE_string("texts", None, "neighbours: a file of texts, one per line.")
-    flags.DEFINE_list("words", [], "analogy: a,b,c asks for the word that is to c as b is to a.")
+    flags.DEFINE_string("texts", None, "neighbours, vectors: a file of texts, one per line.")
+    flags.DEFINE_list(
+        "words",
+        [],
+        "analogy: a,b,c asks for the word that is to c as b is to a; vectors: words of the map.",
+    )
     flags.DEFINE_string("analogies", None, "analogy: a file of sections, with four words per line.")
     flags.DEFINE_bool("pieces", False, "attention: between tokens instead of words.")
     flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: the part of the data.")
@@ -95,7 +126,9 @@ def main() -> None:
         "coreference": coreference,
         "neighbours": neighbours,
         "analogy": analogy,
+        "vectors": vectors,
         "positions": positions,
+        "masking": masking,
         "masks": masks,
         "result": result,
         "confusion": confusion,
@@ -158,8 +191,25 @@ def analogy(options):
     return model_pictures.analogy(options, _folder(options))
 
 
+def vectors(options):
+    return model_pictures.vectors(options, _folder(options))
+
+
 def positions(options):
-    return model_pictures.positions(*_opened(options) if options.workdir else ())
+    if not options.workdir:
+        return model_pictures.codes(options.kind, options.count, options.width)
+    for name in ("kind", "count", "width"):
+        if options[name].present:
+            raise UserError(
+                f"--{name} and --workdir: a run has its own positions; give one of them"
+            )
+    return model_pictures.positions(*_opened(options))
+
+
+def masking(options):
+    (text,) = _texts(options, 1)
+    run = _opened(options) if options.workdir else ()
+    return model_pictures.masking(text, options.draws, *run)
 
 
 def masks(options):

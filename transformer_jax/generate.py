@@ -1,6 +1,9 @@
 """Continues text with a trained language model: python -m transformer_jax.generate --workdir=DIR
 --prompt="def " --max_tokens=100
 
+--show_probabilities prints the likeliest next tokens of a prompt with their probabilities instead
+of a continuation.
+
 --beam=4 uses beam search instead of sampling. For prompts from a file, or several continuations of
 a prompt, the output is one JSON object per line, in order.
 
@@ -39,6 +42,17 @@ _SAMPLING = (
     "seed",
     "window",
 )
+# The flags of continuations, which are refused with --show_probabilities.
+_CONTINUING = (
+    "max_tokens",
+    *(name for name in _SAMPLING if name != "top_k"),
+    "beam",
+    "n_best",
+    "chat",
+    "system",
+    "reward",
+)
+_SHOWN = 10  # next tokens that --show_probabilities prints, unless --top_k is given
 
 
 def define_flags() -> None:
@@ -70,6 +84,12 @@ def define_flags() -> None:
     flags.DEFINE_integer("num_samples", 1, "Number of continuations per prompt.", lower_bound=1)
     flags.DEFINE_float("temperature", 1.0, "Divisor of the logits; 0: always the likeliest token.")
     flags.DEFINE_integer("top_k", 0, "Sample from the k likeliest tokens; 0: from all.")
+    flags.DEFINE_bool(
+        "show_probabilities",
+        False,
+        "Print the likeliest next tokens of each prompt with their probabilities, as many as "
+        f"--top_k says (default: {_SHOWN}), instead of continuing it.",
+    )
     flags.DEFINE_float(
         "top_p", 1.0, "Sample from the likeliest tokens whose probabilities sum to this."
     )
@@ -118,6 +138,10 @@ def main() -> None:
     if options.best_of and options["num_samples"].present:
         raise UserError("--num_samples and --best_of: give one of them")
     has_prompts = options.prompt is not None or options.prompts
+    if options.show_probabilities:
+        _refuse(_CONTINUING, "--show_probabilities", "a list of next tokens")
+        _show_probabilities()
+        return
     if options.chat:
         _refuse(_TEXTS, "--chat", "a reply")
         if not has_prompts:
@@ -217,6 +241,23 @@ def _search() -> None:
             _print_objects([prompt] * len(continuations), continuations)
     else:
         print(next(to_print) + next(best)[0].text)
+
+
+def _show_probabilities() -> None:
+    """Prints the likeliest next tokens: one a line or, for --prompts, a JSON object per prompt."""
+    options = cli.FLAGS
+    task, params = cli.open_run("next_tokens", "continues text")
+    to_print, to_read = itertools.tee(_prompts())
+    for prompt, tokens in zip(to_print, task.next_tokens(params, to_read, options.top_k or _SHOWN)):
+        if options.prompts:
+            listed = [
+                {"token": token, "probability": round(probability, 6)}
+                for token, probability in tokens
+            ]
+            print(json.dumps({"prompt": prompt, "next": listed}, ensure_ascii=False), flush=True)
+        else:
+            for token, probability in tokens:
+                print(f"{probability:.4f}  {token}")
 
 
 def _print_objects(prompts, continuations) -> None:

@@ -5,7 +5,7 @@
         --config.data.train_files=train.tsv --config.data.valid_files=dev.tsv
 
 The argument is TASK, TASK,gpt, TASK,tfds or TASK,gpt,tfds. TASK is cola, sst2, mrpc, stsb, qqp,
-mnli, qnli or rte.
+mnli, qnli, rte or wnli, which the papers leave out.
 - The files are GLUE's own, with its headers and labels: `python -m transformer_jax.download TASK`
   writes them to data/TASK.
 - `tfds` reads glue/TASK as TFDS has prepared it in `--config.data.tfds_dir=DIR`.
@@ -82,6 +82,11 @@ TASKS = {
             labels=("entailment", "not_entailment"),
         ),
     ),
+    "wnli": dict(
+        examples=635,
+        measure="accuracy",
+        task=dict(text="sentence1", pair="sentence2", label="label", labels=("0", "1")),
+    ),
 }
 # Columns and labels that have other names in TFDS.
 TFDS = {
@@ -95,6 +100,7 @@ TFDS = {
     "mnli": dict(text="premise", pair="hypothesis", label="label"),
     "qnli": {},
     "rte": {},
+    "wnli": dict(labels=("not_entailment", "entailment")),
 }
 # Tasks in which the order of the two texts has no meaning: GPT reads both orders.
 SYMMETRIC = ("mrpc", "stsb", "qqp")

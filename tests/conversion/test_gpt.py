@@ -167,8 +167,12 @@ def test_a_tokenizer_that_transformers_lacks_is_left_out(tmp_path, capsys):
     convert.to_hf(random_run(config, tmp_path / "run"), tmp_path / "hf")
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
         "config.json",
+        "generation_config.json",
         "model.safetensors",
     ]
+    # The unknown character is never generated there either.
+    generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert generation["bad_words_ids"] == [[1]]
     message = "no tokenizer written: transformers has no Characters tokenizer"
     assert message in capsys.readouterr().err
 

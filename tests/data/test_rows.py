@@ -116,6 +116,20 @@ def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_compone
     assert (whole["number"][[12, 3, 5]] == part["number"]).all()
 
 
+def test_epochs_of_a_mixture_are_those_of_gpt_3():
+    """300 billion tokens, by the weights and sizes of table 2.2 of Brown et al. 2020.
+
+    The printed numbers differ, because the weights are rounded and add up to 101 %.
+    """
+    billions, weights = (410, 19, 12, 55, 3), (60, 22, 8, 8, 3)
+    phase = rows.Phase([Numbered(1000 * size) for size in billions], 300, weights=weights)
+    epochs = phase.epochs_before(1000)
+    assert epochs == pytest.approx([0.44, 3.44, 1.98, 0.43, 2.97], abs=0.01)
+    assert epochs == pytest.approx([0.44, 2.9, 1.9, 0.43, 3.4], rel=0.2)
+    drawn = rows.TrainRows([phase], seed=1).numbers(999, range(300))
+    assert {epoch for component, _, epoch in drawn if component == 1} == {3}
+
+
 def test_a_growing_batch_counts_its_rows_in_closed_form():
     phase = rows.Phase([Numbered(10)], 50, first_batch=4, ramp_steps=20)
     sizes = [phase.size(step) for step in range(30)]

@@ -41,11 +41,12 @@ def prompts(opened):
 @pytest.fixture(scope="module")
 def expected(opened, prompts):
     task, params = opened
+    size = task.tokenizer.vocab_size
 
     def texts(how):
         @jax.jit
         def draw(tokens, length, seen, key):
-            logits = task.model.apply({"params": params}, tokens)[:, length - 1]
+            logits = task.model.apply({"params": params}, tokens)[:, length - 1, :size]
             return how.draw(logits, seen, key[None])[0]
 
         return [by_windows(task, draw, prompt, number) for number, prompt in enumerate(prompts)]
@@ -60,7 +61,7 @@ def by_windows(task, draw, prompt, number, seed=3):
     window, start, finished = ids, len(ids), "length"
     fold_in = jax.jit(jax.random.fold_in)
     key = jax.random.fold_in(jax.random.key(seed), number)
-    seen = np.zeros((1, task.model.vocab_size), bool)
+    seen = np.zeros((1, tokenizer.vocab_size), bool)
     while len(ids) < start + COUNT:
         window = window[-WINDOW // 2 :] if len(window) >= WINDOW else window
         seen[0, ids] = True
@@ -178,3 +179,76 @@ def test_wrong_options_of_sampling_are_refused(opened, options, message):
     task, params = opened
     with pytest.raises(UserError, match=message):
         task.generate(params, ["the "], **options)
+
+
+# A vocabulary that is larger than its tokenizer: most of its ids belong to no character.
+
+VOCABULARY = 128
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    """A task with characters, and initial parameters that give most probability to other ids."""
+    config = build_gpt(
+        tmp_path_factory.mktemp("larger"),
+        model__vocab_size=VOCABULARY,
+        model__init_std=0.3,
+        data__tokenizer="characters",
+    )
+    task = make_task(config)
+    assert task.tokenizer.vocab_size < VOCABULARY / 4
+    return task, jax.tree.map(jnp.asarray, init_params(task))
+
+
+def are_characters(task, continuations):
+    """Whether each token of the continuations is a character of the tokenizer."""
+    return all(
+        "\ufffd" not in each.text and len(each.text) == each.tokens for each in continuations
+    )
+
+
+@pytest.mark.parametrize(
+    "how", [*HOWS.values(), Sampling(), Sampling(top_k=100), Sampling(top_p=0.5)], ids=str
+)
+def test_a_sample_has_no_id_without_a_piece(larger, how):
+    task, params = larger
+    drawn = list(task.generate(params, ["the dog ", "a"] * 2, max_tokens=40, how=how, seed=1))
+    assert sum(each.tokens for each in drawn) > 40 and are_characters(task, drawn)
+
+
+def test_likelihoods_agree_with_what_is_generated(larger):
+    """The score of a beam is the log-likelihood of its text, over the tokenizer's tokens alone."""
+    task, params = larger
+    (best,) = task.generate_beam(params, ["the dog"], beam=3, n_best=3, max_tokens=5)
+    assert are_characters(task, best)
+    pairs = [("the dog", each.text) for each in best if each.finished == "length"]
+    likelihoods = list(task.log_likelihoods(params, pairs))
+    assert pairs
+    for each, likelihood in zip((x for x in best if x.finished == "length"), likelihoods):
+        penalty = ((5 + each.tokens) / 6) ** task.config.decode.alpha
+        assert each.score * penalty == pytest.approx(likelihood.log_prob, rel=1e-4)
+
+    (greedy,) = task.generate(params, ["the dog"], max_tokens=5, temperature=0)
+    (likelihood,) = task.log_likelihoods(params, [("the dog", greedy.text)])
+    assert likelihood.greedy
+    (start,) = task.tokenizer.encode(["the dog"])
+    with pytest.raises(UserError, match="pair 1: the id 127 belongs to no token"):
+        list(task.token_log_likelihoods(params, [(start, [VOCABULARY - 1])]))
+
+
+def test_next_tokens_are_those_of_the_logits_and_sum_to_1(larger):
+    task, params = larger
+    tokenizer, prompts = task.tokenizer, ["the dog ", "", "a cat " * 20]
+    size = tokenizer.vocab_size
+    listed = list(task.next_tokens(params, prompts, top_k=size))
+    forward = jax.jit(lambda tokens: task.model.apply({"params": params}, tokens))
+    for prompt, tokens in zip(prompts, listed, strict=True):
+        ids = task.with_start(tokenizer.encode([prompt])[0])[-WINDOW:]
+        logits = forward(np.array([ids + [0] * (WINDOW - len(ids))]))[0, len(ids) - 1, :size]
+        expected = np.asarray(jax.nn.softmax(logits))
+        order = np.argsort(-expected, kind="stable")
+        assert [token for token, _ in tokens] == tokenizer.pieces(order.tolist())
+        np.testing.assert_allclose([p for _, p in tokens], expected[order], rtol=2e-4)
+    assert [len(tokens) for tokens in task.next_tokens(params, prompts)] == [10, 10, 10]
+    with pytest.raises(UserError, match=f"top_k={size + 1}: must be from 1 to {size}"):
+        task.next_tokens(params, prompts, top_k=size + 1)

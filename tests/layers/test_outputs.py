@@ -292,3 +292,29 @@ def test_label_smoothing_is_refused():
     output = module.apply({"params": params}, method="output")
     with pytest.raises(UserError, match="label_smoothing=0.1: an adaptive softmax has none"):
         output.cross_entropy(HIDDEN, LABELS["all"], WEIGHTS, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("size", [20, 16, 12, 9, 4])
+def test_the_first_tokens_of_an_adaptive_softmax_are_a_distribution(size):
+    """The cut falls into the last tail, between two, into another one, and into the head."""
+    module, params = build(2, 4)
+    labels = LABELS["all"] % size
+
+    @jax.jit
+    def compute(params, hidden):
+        output = module.apply({"params": params}, method="output")
+        limited = output.limited(size)
+        scores, _ = token_log_probs(hidden, limited, labels)
+        scores = scores, limited.label_log_probs(hidden, labels)
+        return output.logits(hidden), output.first(size).logits(hidden), *scores
+
+    whole, log_probs, *scores = map(np.asarray, compute(params, HIDDEN))
+    assert log_probs.shape == (B, L, size)
+    np.testing.assert_allclose(np.exp(log_probs).sum(axis=-1), 1, rtol=1e-5)
+    of_labels = np.take_along_axis(log_probs, np.asarray(labels)[..., None], axis=-1)[..., 0]
+    for each in scores:
+        np.testing.assert_allclose(each, of_labels, **CLOSE)
+    # Within the first three tokens, all of the head, the probabilities keep their ratios.
+    np.testing.assert_allclose(
+        log_probs[..., 0] - log_probs[..., 2], whole[..., 0] - whole[..., 2], atol=1e-4
+    )

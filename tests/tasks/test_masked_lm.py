@@ -1,6 +1,7 @@
 """BERT's pre-training with a tiny model: two phases in one run, the losses, masks and features."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 
@@ -201,6 +202,62 @@ def test_masks_are_filled(trained):
     ]
     with pytest.raises(UserError, match=r"text 2: no \[MASK\]"):
         list(task.fill(params, ["a [MASK]", "none"]))
+
+
+def test_next_sentences_are_those_of_the_head(trained, capsys):
+    _, _, task, params = trained
+    tokenizer = task.tokenizer
+    pairs = [("the cat sat", "a dog ran to the mat"), ("a dog", "a cat"), ("the mat", "ran")]
+    probabilities = list(task.next_sentences(params, pairs))
+    # Rows of different lengths share a batch, and each must equal its row alone.
+    for pair, probability in zip(pairs, probabilities, strict=True):
+        first, second = tokenizer.encode(list(pair))
+        ids = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
+        types = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        _, _, logits = jitted(task.model.apply)(
+            {"params": params}, np.array([ids]), token_types=np.array([types])
+        )
+        assert probability == pytest.approx(scipy.special.softmax(logits[0])[0], rel=1e-4)
+    assert next(task.next_sentences(params, [pairs[0][::-1]])) != pytest.approx(probabilities[0])
+
+    lines = ["the cat sat\ta dog ran to the mat", "", f"a dog\t{'cat ' * 100}"]
+    one, empty, long = task.predict(params, lines)
+    label = "IsNext" if probabilities[0] > 0.5 else "NotNext"
+    assert one.text == one.details["label"] == label
+    assert one.details["probabilities"]["IsNext"] == pytest.approx(probabilities[0], rel=1e-4)
+    assert sum(one.details["probabilities"].values()) == pytest.approx(1)
+    assert empty.text == "" and empty.details["label"] is None and long.text
+    assert "pair 3 is longer than config.model.max_length=64" in capsys.readouterr().err
+    swapped = dataclasses.replace(task, second_text="sentence_order")
+    assert next(swapped.predict(params, lines)).text in ("InOrder", "Swapped")
+    assert [p is None for p in task.next_sentences(params, [("a", "cat " * 90)], long="skip")] == [
+        True
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("the cat sat", "line 2: must hold 2 texts, separated by a tab, not 1"),
+        ("a\tb\tc", "line 2: must hold 2 texts, separated by a tab, not 3"),
+        ("a dog\t ", "line 2: must hold 2 texts, separated by a tab; one is empty"),
+    ],
+)
+def test_lines_without_two_texts_are_refused(trained, line, message):
+    _, _, task, params = trained
+    with pytest.raises(UserError, match=message):
+        list(task.predict(params, ["a dog\ta cat", line]))
+    with pytest.raises(UserError, match="pair 1: must be two texts; one is empty"):
+        list(task.next_sentences(params, [("a dog", "")]))
+
+
+def test_a_run_without_pairs_predicts_no_next_sentence(trained):
+    _, _, task, params = trained
+    single = dataclasses.replace(task, next_sentence=0.0)
+    with pytest.raises(UserError, match="config.task.next_sentence=0: .* without pairs"):
+        single.predict(params, ["a dog\ta cat"])
+    with pytest.raises(UserError, match="long='split': must be one of truncate, skip, refuse"):
+        task.predict(params, ["a dog\ta cat"], long="split")
 
 
 def test_features_are_the_hidden_states(trained):

@@ -1,7 +1,9 @@
 """Completions within a step, their log-probabilities and rewards, and what a first update sees."""
 
+import copy
 import json
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +78,7 @@ def test_completions_are_those_of_generate_and_their_log_probs_those_of_the_deco
     completions = Completions.of(experience)
     tokens, filled = completions_of(experience, task)
     how = Sampling(temperature=0.7)
-    model = Jitted(task.model)
+    model = Jitted(task.model.limited_to(task.tokenizer))
     own = model.for_decoding(
         {k: v for k, v in params.items() if k not in ("reference", "reward", "value")}
     )
@@ -107,6 +109,29 @@ def test_completions_are_those_of_generate_and_their_log_probs_those_of_the_deco
         )
         np.testing.assert_array_equal(ids[: lengths[row]], batch["prompts"][row, : lengths[row]])
     assert completions.ended.any() and not completions.ended.all()
+
+
+def test_completions_are_drawn_and_scored_over_the_tokens_of_the_tokenizer(ppo):
+    """As in a model whose vocabulary is larger than its tokenizer, here by most of its ids."""
+    task, params, batch, *_ = ppo
+    few, count = copy.copy(task), 100
+    vars(few)["tokenizer"] = types.SimpleNamespace(vocab_size=count)
+
+    @jax.jit
+    def sampled(params, batch):
+        written = few.written(params, batch, jax.random.key(1))
+        own = {k: v for k, v in params.items() if k not in ("reference", "reward", "value")}
+        logits = task.model.apply({"params": own}, written["ids"])
+        return written, few.policy_log_probs(params, written), logits
+
+    written, log_probs, logits = jax.device_get(sampled(params, batch))
+    tokens, filled = completions_of(written, task)
+    assert filled.any() and tokens[filled].max() < count
+    expected = scipy.special.log_softmax(logits[..., :count] / 0.7, axis=-1)
+    for row, column in zip(*np.nonzero(filled)):
+        position = written["begins"][row] + column - 1
+        of_token = expected[row, position, tokens[row, column]]
+        assert log_probs[row, column] == pytest.approx(of_token, abs=1e-3)
 
 
 @pytest.mark.full

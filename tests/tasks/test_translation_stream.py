@@ -23,6 +23,7 @@ def endless(translation):
             eos_id=-1,
             framed=lambda ids: [*ids, -1],
             never=(),
+            vocab_size=task.model.vocab_size,
         )
         task.tokenizer = types.SimpleNamespace(target=target)
         return task, task.model.for_decoding(params)

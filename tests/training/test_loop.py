@@ -207,6 +207,17 @@ def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, cap
     assert line["seconds/step"] < 2  # without the time before the first update
 
 
+@pytest.mark.parametrize("mfu, shown", [(0.43, True), (1.43, False), (float("nan"), False)])
+def test_an_mfu_above_100_percent_is_not_printed(mfu, shown):
+    """The rate of a CPU is measured, which is too low while other processes run."""
+    values = dict(loss=2.0, learning_rate=1e-3, skipped=0, padding=0.0, tokens_per_second=9.0)
+    note = trainer._note(
+        {f"train/{name}": value for name, value in (values | {"mfu": mfu}).items()}
+    )
+    assert ("MFU 43%" in note) == shown and ("MFU" in note) == shown
+    assert ("9 tokens/s" in note) == np.isfinite(mfu)
+
+
 def test_hooks_are_called_beside_the_updates(tiny, tmp_path):
     config = tiny(train__num_steps=8, train__eval_every=4, checkpoint__every=8)
     seen, workdir = [], tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The pictures of `draw`: masks, positions, results of runs, word neighbors and analogies."""
+"""The pictures of `draw`: masks, positions, results of runs, masked texts, words and analogies."""
 
 from transformer_jax import cli
 from transformer_jax.config import UserError
@@ -15,18 +15,42 @@ def result(texts: list[str], task, params, folder: str):
     return task.result(params, texts)
 
 
-def positions(task=None, params=None, folder: str = ""):
-    """Returns a figure of the position vectors of a run, or, without a run, of the sinusoids."""
+_CODES = {  # the position vectors that can be drawn without a run, with their titles
+    "sinusoidal": "sinusoids (Vaswani et al. 2017, section 3.5)",
+    "binary": "binary codes",
+    "index": "indices",
+    "normalized": "normalized indices",
+}
+
+
+def codes(kind: str | None, count: int, width: int | None):
+    """Returns a figure of `count` position vectors of a kind that is not learned.
+
+    The default width is 128 or, for binary codes, the number of bits that the positions need.
+    """
+    import jax
     import numpy as np
 
     from transformer_jax import pictures
-    from transformer_jax.layers.embeddings import position_codes, sinusoids
+    from transformer_jax.layers.embeddings import position_codes
 
-    if task is None:
-        return pictures.positions(
-            np.asarray(sinusoids(np.arange(100), 128)),
-            "sinusoids (Vaswani et al. 2017, section 3.5): 100 positions, d_model 128",
-        )
+    kind = kind or "sinusoidal"
+    if kind not in _CODES:
+        raise UserError(f"--kind={kind}: must be one of {', '.join(_CODES)}")
+    default = max((count - 1).bit_length(), 1) if kind == "binary" else 128
+    width = width or default
+    encode = jax.jit(position_codes, static_argnums=(0, 2, 3))
+    vectors = np.asarray(encode(kind, np.arange(count), width, count))
+    return pictures.positions(vectors, f"{_CODES[kind]}: {count} positions, width {width}")
+
+
+def positions(task, params, folder: str):
+    """Returns a figure of the position vectors of a run."""
+    import numpy as np
+
+    from transformer_jax import pictures
+    from transformer_jax.layers.embeddings import position_codes
+
     if "position_embed" in params:
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
@@ -42,6 +66,54 @@ def positions(task=None, params=None, folder: str = ""):
         np.asarray(position_codes(kind, np.arange(length), width, task.model.max_length)),
         f"{kind} positions of {folder}: {length} positions, width {width}",
     )
+
+
+def masking(text: str, num_draws: int, task=None, params=None, folder: str = ""):
+    """Returns a figure of a text, masked several times for masked language modeling.
+
+    A run masks its tokens as in its last phase, except that all tokens are equally likely. Without
+    a run, the words of the text are masked, and replaced by others of them. Also prints the masked
+    texts, and how many tokens were masked, replaced and unchanged.
+    """
+    import collections
+
+    import numpy as np
+
+    from transformer_jax import pictures
+    from transformer_jax.data.masking import Masking
+
+    if task is None:
+        words = text.split()
+        pieces = np.array(["[MASK]", "[CLS]", "[SEP]", *sorted({*words})])
+        tokens = np.array([1, *(3 + np.searchsorted(pieces[3:], words)), 2])
+        mask = Masking(0, np.arange(len(pieces)) < 3, np.zeros(len(pieces), bool), len(tokens))
+        name = "word by word"
+    else:
+        texts = getattr(task, "texts", None)
+        if not hasattr(texts, "masking"):
+            raise UserError(
+                f"--workdir={folder}: a {task.config.task.name} run, which masks no tokens"
+            )
+        _, length, num_predictions = task.phases[-1]
+        tokenizer = task.tokenizer
+        tokens = np.array([tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id])
+        if len(tokens) > length:
+            raise UserError(
+                f"--text: its {len(tokens)} tokens exceed the {length} of config.task.phases"
+            )
+        pieces = np.array(tokenizer.pieces(list(range(tokenizer.vocab_size))))
+        mask, name = texts.masking(tokenizer, num_predictions), folder
+    draws, counts = [], collections.Counter()
+    for number in range(num_draws):
+        row = mask(tokens, np.random.default_rng(number))
+        fates = mask.fates(tokens, row)
+        draws.append(list(zip(pieces[row["tokens"]].tolist(), fates)))
+        counts.update(fate for fate in fates if fate)
+        print(" ".join(piece for piece, _ in draws[-1]))
+    total = counts.total()
+    shares = [f"{counts[fate]} {fate}" for fate in ("masked", "replaced", "unchanged")]
+    print(f"{total} of {num_draws * len(tokens)} tokens selected: {', '.join(shares)}")
+    return pictures.masked(draws, f"masked language modeling, {name}: {text}")
 
 
 def masks():
@@ -90,11 +162,7 @@ def neighbours(options, folder: str):
         return pictures.bars(nearest, "cosine", f'words nearest to "{options.word}", {folder}')
     texts = contexts.read(options.texts, options.word)
     task, params = cli.open_run("features", "gives features", workdir=folder)
-    last_layer = task.model.num_states - 1
-    layer = options.layer or last_layer
-    if layer > last_layer:
-        layers = f"there are 1 to {last_layer}" if last_layer else "the model has none"
-        raise UserError(f"--layer={layer}: {layers}")
+    layer = _layer(options, task.model.num_states - 1)
     words = [
         contexts.word_neighbours(task, params, word, of_word) for word, of_word in texts.items()
     ]
@@ -102,6 +170,64 @@ def neighbours(options, folder: str):
     title = f'neighbours of "{options.word or "all words"}" in layer {layer}, {folder}'
     static = words[0].static if len(words) == 1 else []
     return pictures.neighbours(pairs, static, contexts.accuracies(words), title)
+
+
+_NUM_MAPPED = 60  # the most words or occurrences in a map, whose labels would cover each other
+
+
+def vectors(options, folder: str):
+    """Returns a map of word vectors, or of the contextual vectors of a word in texts."""
+    import numpy as np
+
+    from transformer_jax import pictures
+    from transformer_jax.inference import neighbours as contexts
+    from transformer_jax.inference.static_vectors import StaticVectors
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.runs.open import open_run
+
+    if not options.texts:
+        for flag in ("word", "layer"):
+            if options[flag].present:
+                raise UserError(f"--{flag}: needs --texts=..., a file of texts, one a line")
+        task, params = open_run(folder, options.step, cli.overrides(("mesh.",)))
+        table = StaticVectors.from_run(task, params)
+        if options.words:
+            if unknown := [word for word in options.words if table.known(word) is None]:
+                raise UserError(f"--words: {unknown[0]!r} is not in the vocabulary of {folder}")
+            names = options.words
+            states = np.stack([table.table[table.known(word)].mean(axis=0) for word in names])
+        else:
+            names, states = table.words()
+            # Most tokenizers sort their pieces by frequency, or by length and so by frequency.
+            names, states = names[:_NUM_MAPPED], states[:_NUM_MAPPED]
+        return pictures.word_map(states, names, title=f"word vectors, {folder}")
+    if not options["word"].present:
+        raise UserError("--word=... is missing: the word whose occurrences are drawn")
+    if options.words:
+        raise UserError("--words and --texts: a map is of words or of one --word; give one of them")
+    texts = contexts.read(options.texts, options.word)
+    if len(texts) > 1 or not options.word:
+        raise UserError("--word=: a map is of the occurrences of one word")
+    task, params = cli.open_run("features", "gives features", workdir=folder)
+    found = contexts.occurrences(task, params, options.word, texts[options.word])
+    layer = _layer(options, len(found.states) - 1)
+    if len(found.texts) > _NUM_MAPPED:
+        say(f"the first {_NUM_MAPPED} of {len(found.texts)} occurrences are drawn")
+    return pictures.word_map(
+        found.states[layer][:_NUM_MAPPED],
+        [contexts.around(text, options.word) for text in found.texts[:_NUM_MAPPED]],
+        found.senses[:_NUM_MAPPED],
+        f'"{options.word}" in layer {layer}, {folder}',
+    )
+
+
+def _layer(options, last_layer: int) -> int:
+    """Returns --layer, or else the last one. Raises UserError if there is no such layer."""
+    layer = options.layer or last_layer
+    if layer > last_layer:
+        layers = f"there are 1 to {last_layer}" if last_layer else "the model has none"
+        raise UserError(f"--layer={layer}: {layers}")
+    return layer
 
 
 def analogy(options, folder: str):

@@ -356,6 +356,9 @@ class Model(nn.Module, abc.ABC):
     cls_last: ClassVar[bool] = False
     # The dtype of the computation. It is a config key in most families.
     dtype: ClassVar[str] = "float32"
+    # The first tokens of the vocabulary to which `limited_to` limits the predictions. None: all of
+    # `vocab_size`. It is set where a run is used, and is no config key.
+    num_pieces: int | None = None
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -433,9 +436,36 @@ class Model(nn.Module, abc.ABC):
         return hidden
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
-        """Projects hidden states (..., M) to logits (..., V) float32."""
-        logits = self.output().first(self.vocab_size).logits(self.transformed(hidden))
+        """Projects hidden states (..., M) to logits (..., V) float32, of `num_outputs` tokens."""
+        logits = self.output().first(self.num_outputs).logits(self.transformed(hidden))
         return activations.named(self, "logits", logits)
+
+    @nn.nowrap
+    def limited_to(self, tokenizer: Any) -> "Model":
+        """Returns this model, whose predictions are limited to the tokens of a tokenizer.
+
+        A vocabulary often has more entries than its tokenizer, which pad it to a round number. No
+        training text has these ids, and no text consists of them, but softmax gives them some
+        probability. Everything that predicts tokens for a user takes the limited model, so that
+        samples, beams, rollouts, filled masks and log-likelihoods all have the same distribution.
+        The training loss is still over the whole vocabulary, as it is in other libraries.
+        """
+        if tokenizer.vocab_size >= self.vocab_size:
+            return self
+        return self.clone(num_pieces=tokenizer.vocab_size)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of tokens that are predicted, the size of the logits."""
+        return self.vocab_size if self.num_pieces is None else self.num_pieces
+
+    def limited_output(self) -> Output:
+        """Returns `output`, in which the tokens beyond `num_pieces` are padding.
+
+        The number of rows remains, because the mesh must divide it.
+        """
+        output = self.output()
+        return output if self.num_pieces is None else output.limited(self.num_pieces)
 
     @nn.nowrap
     def group(self, path: tuple[str, ...]) -> str:

@@ -81,6 +81,20 @@ class Masking:
             "masked_weights": padded(np.ones(len(positions)), self.max_predictions),
         }
 
+    def fates(self, tokens: np.ndarray, row: dict[str, np.ndarray]) -> list[str]:
+        """Returns what happened to each of the tokens (N,) in the `row` that a call returned.
+
+        It is "masked", "replaced" or "unchanged", or "" for a token that is not predicted.
+        """
+        fates = [""] * len(tokens)
+        for position in row["masked_positions"][row["masked_weights"] > 0]:
+            new = row["tokens"][position]
+            is_same = new == tokens[position]
+            fates[position] = (
+                "masked" if new == self.mask_id else "unchanged" if is_same else "replaced"
+            )
+        return fates
+
     def _order(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Returns the indices of the tokens (N,) in random order; large weights tend to come early.
 

@@ -148,6 +148,14 @@ class Phase:
         component, earlier = self.slots[slot]
         return int(component), turn * self.weights[component] + int(earlier)
 
+    def epochs_before(self, step: int) -> list[float]:
+        """Returns how many times all updates before `step` have read each component."""
+        rows = self.rows_before(step) / sum(self.weights)
+        return [
+            rows * weight / len(component)
+            for weight, component in zip(self.weights, self.components, strict=True)
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainRows:

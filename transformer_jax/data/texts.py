@@ -348,7 +348,22 @@ class MixedTexts:
             component(text, name, number) for number, (text, name) in enumerate(zip(texts, names))
         ]
         weights = [weight for _, weight in self.mixture]
-        return rows.train_rows(components, self.config.train, self.config.data.seed, weights, order)
+        train = rows.train_rows(
+            components, self.config.train, self.config.data.seed, weights, order
+        )
+        if len(components) > 1:
+            self._say_epochs(train)
+        return train
+
+    def _say_epochs(self, train: rows.TrainRows) -> None:
+        """Prints how often the run reads each part of the mixture, as in Brown et al. 2020."""
+        (phase,), num_steps = train.phases, self.config.train.num_steps
+        lines = [f"mixture of {num_steps:,} updates: files, share, rows, epochs elapsed at the end"]
+        epochs = phase.epochs_before(num_steps)
+        for (names, weight), part, count in zip(self.config.data.mixture, phase.components, epochs):
+            share = weight / sum(phase.weights)
+            lines.append(f"  {names}  {share:.1%}  {len(part):,}  {count:.2f}")
+        say("\n".join(lines))
 
 
 # --------------------------------------------------------------------------------------------------

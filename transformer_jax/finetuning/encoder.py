@@ -290,10 +290,3 @@ class Encoder:
         predictions = length if language_model else 0
         lengths = (length, length if self._decodes else 0) if self._has_decoder else (length,)
         return self.model.flops(*lengths, predictions)
-
-
-def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
-    """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
-    # Each text also gets what the other one leaves of its half, so that nothing is cut in vain.
-    second_length = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
-    return first[: max_tokens - second_length], second[:second_length]

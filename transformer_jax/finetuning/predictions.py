@@ -176,6 +176,20 @@ class Reader(Protocol):
     def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]: ...
 
 
+def texts_of_line(number: int, line: str, count: int) -> tuple[str, ...]:
+    """Returns the `count` texts of a line, one text or two that are separated by a tab.
+
+    Raises UserError, whose message names the number of the line, for a line of another form.
+    """
+    form = "2 texts, separated by a tab" if count == 2 else "1 text"
+    texts = tuple(line.split("\t"))
+    if not all(text.strip() for text in texts):
+        raise UserError(f"line {number}: must hold {form}; one is empty")
+    if len(texts) != count:
+        raise UserError(f"line {number}: must hold {form}, not {len(texts)}")
+    return texts
+
+
 def examples_of(lines: Iterable[str], unlabelled: Callable, treatment: LongLines) -> list[list]:
     """Returns the examples of each line. An empty or skipped line has none.
 

@@ -35,6 +35,13 @@ def with_start(ids: list[int], tokenizer, data) -> list[int]:
     return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids
 
 
+def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
+    """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
+    # Each text also gets what the other one leaves of its half, so that nothing is cut in vain.
+    second_length = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
+    return first[: max_tokens - second_length], second[:second_length]
+
+
 # ------------------------------------ padding to few shapes, and results in the order of the inputs
 
 T = TypeVar("T")

@@ -535,7 +535,8 @@ def checked_search(
             raise UserError(f"{name}={value!r}: must be a whole number of at least 1")
     if n_best > min(beam, vocab_size):
         raise UserError(
-            f"n_best={n_best}: must be at most beam={beam} and config.model.vocab_size={vocab_size}"
+            f"n_best={n_best}: must be at most beam={beam} and the {vocab_size} tokens of the "
+            "vocabulary"
         )
     ends = end_ids(decode, tokenizer)
     search = BeamSearch.of(decode, ends, n_best, continues=True, never=tokenizer.never)

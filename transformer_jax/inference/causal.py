@@ -48,6 +48,11 @@ _LENGTH_MULTIPLE = 64
 _SORTED_BATCHES = 16
 
 
+class NextToken(NamedTuple):
+    token: str  # for display, with visible spaces and line ends
+    probability: float
+
+
 class Likelihood(NamedTuple):
     log_prob: float  # log P(continuation | context)
     greedy: bool  # whether each token was the likeliest one: greedy decoding would return it
@@ -56,11 +61,11 @@ class Likelihood(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """Scores continuations with a causal language model, `batch` at a time.
+    """Scores continuations with a causal language model, `batch` at a time, and lists next tokens.
 
     The rows of a batch are split over the devices of `placement`, so their number must divide
     `batch`. `with_start(ids)` puts the token that starts a document in training in front of a text.
-    See CausalUse.log_likelihoods.
+    See CausalUse.log_likelihoods and CausalUse.next_tokens.
     """
 
     model: Any  # the Linen module
@@ -103,6 +108,23 @@ class Scorer:
         ]
         return in_order(self._scored(params, rows))
 
+    def next_tokens(self, params, prompts: Iterable[str], top_k: int) -> Iterator[list[NextToken]]:
+        """Yields the `top_k` likeliest next tokens of each prompt."""
+        for texts in chunks(prompts, self.batch):
+            ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
+            rows = [row[-self.model.window :] for row in ids]
+            length = min(rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE), self.model.window)
+            # Rows that pad the batch have one token, because an index of -1 would be the last one.
+            lengths = np.ones(self.batch, np.int32)
+            lengths[: len(rows)] = [len(row) for row in rows]
+            read = padded(rows, length, self.batch), lengths
+            placement = self.placement.dividing(length=length)
+            computed = hosts.run(_likeliest_next, self.model, placement, params, read, top_k)
+            log_probs, likeliest = jax.device_get(computed)
+            for row in range(len(rows)):
+                pieces = self.tokenizer.pieces(likeliest[row].tolist())
+                yield list(map(NextToken, pieces, np.exp(log_probs[row]).tolist()))
+
     def _check(self, name: str, context: Sequence[int], continuation: Sequence[int]) -> None:
         if not len(context):
             raise UserError(f"{name}: the context is empty; begin a document with eos_id")
@@ -110,6 +132,11 @@ class Scorer:
             check_ids(np.array([*context, *continuation]), self.model.vocab_size)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
+        if len(continuation) and max(continuation) >= self.model.num_outputs:
+            raise UserError(
+                f"{name}: the id {max(continuation)} belongs to no token, because the tokenizer "
+                f"has {self.model.num_outputs}"
+            )
         if len(continuation) > self.model.window:
             raise UserError(
                 f"{name}: the continuation has {len(continuation)} tokens: must have at most "
@@ -153,10 +180,26 @@ def _score(
         hidden = model.apply({"params": params}, Inputs(tokens[:, :-1]), method="hidden")
         # The output layer is passed on rather than applied, so that the logits of all positions
         # never exist at once.
-        output = model.apply({"params": params}, method="output")
+        output = model.apply({"params": params}, method="limited_output")
         log_probs, likeliest = token_log_probs(hidden, output, tokens[:, 1:])
         log_prob = jnp.sum(log_probs * weights, axis=1)
         return gathered((log_prob, jnp.all(likeliest | (weights == 0), axis=1)))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4))
+def _likeliest_next(
+    model, placement, params, prompts: tuple[Int[Array, "B L"], Int[Array, " B"]], top_k: int
+) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
+    """Returns the log-probabilities and ids of the likeliest next tokens of the prompts, (B, k).
+
+    `prompts` are tokens (B, L), and the number of them that belong to each prompt (B,).
+    """
+    with placement.use():
+        tokens, lengths = split_rows(prompts)
+        hidden = model.apply({"params": params}, Inputs(tokens), method="hidden")
+        last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
+        logits = model.apply({"params": params}, last, method="logits")
+        return gathered(tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k)))
 
 
 # --------------------------------------------------------- the uses of a task whose model is causal
@@ -168,6 +211,11 @@ class CausalUse:
     config: ConfigDict
     model: Any
     tokenizer: Any
+
+    @property
+    def limited_model(self) -> Any:
+        """The model, whose next tokens are limited to those of the tokenizer."""
+        return self.model.limited_to(self.tokenizer)
 
     @property
     def attentions(self) -> tuple[str, ...]:
@@ -227,7 +275,7 @@ class CausalUse:
         # Renormalizing shifts all log-probabilities of a text alike, which only matters where
         # hypotheses are compared with each other, in a beam search.
         constraints = dataclasses.replace(constraints, renormalize=False)
-        return Generator(self.model, tokenizer, batch, placement, ends, constraints)
+        return Generator(self.limited_model, tokenizer, batch, placement, ends, constraints)
 
     def reply(self, params, messages: Prompt, **options) -> Continuation:
         """Returns the assistant's reply to one prompt. See `replies` for options and errors."""
@@ -299,18 +347,36 @@ class CausalUse:
 
         Raises UserError for a prompt that exceeds the window together with `max_tokens`.
         """
-        decode, model = self.config.decode, self.config.model
+        decode = self.config.decode
         search = checked_search(
             decode.beam if beam is None else beam,
             n_best,
             decode=decode,
             tokenizer=self.tokenizer,
-            vocab_size=model.vocab_size,
+            vocab_size=self.limited_model.num_outputs,
         )
         placement = Placement.of(params, self.config.mesh).decoding()
         batch = placement.rows(decode.batch)
-        find = BestContinuations(self.model, self.tokenizer, self.with_start, batch, placement)
+        find = BestContinuations(
+            self.limited_model, self.tokenizer, self.with_start, batch, placement
+        )
         return find(params, arguments.as_texts(prompts), search, max_tokens)
+
+    def next_tokens(
+        self, params, prompts: Iterable[str], top_k: int = 10
+    ) -> Iterator[list[NextToken]]:
+        """Yields the `top_k` likeliest next tokens of each prompt, in order, the likeliest first.
+
+        The probabilities are the model's own, from which `generate` samples at temperature 1. They
+        are over the tokens of the tokenizer. Of a prompt longer than `config.model.max_length`, the
+        last tokens are read. Raises UserError if there are fewer than `top_k` tokens.
+        """
+        model = self.limited_model
+        if not 1 <= top_k <= model.num_outputs:
+            raise UserError(
+                f"top_k={top_k}: must be from 1 to {model.num_outputs}, the number of tokens"
+            )
+        return self._scorer(params).next_tokens(params, arguments.as_texts(prompts), top_k)
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids with the token in front that starts a document in training, if any."""
@@ -351,7 +417,7 @@ class CausalUse:
     def _scorer(self, params) -> Scorer:
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
-        return Scorer(self.model, self.tokenizer, self.with_start, batch, placement)
+        return Scorer(self.limited_model, self.tokenizer, self.with_start, batch, placement)
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:

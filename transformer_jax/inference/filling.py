@@ -1,4 +1,4 @@
-"""Reading texts with an encoder: words for masked tokens, and hidden states."""
+"""Reading texts with an encoder: words for masked tokens, hidden states, and next sentences."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from transformer_jax.data.arguments import LongLines
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference import batching
-from transformer_jax.inference.batching import chunks, padded, rounded_up
+from transformer_jax.inference.batching import chunks, fitted, padded, rounded_up
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 32
@@ -156,6 +156,61 @@ class Reader:
             count = len(ids) + self._num_special
             yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
 
+    def next_sentences(
+        self, params, pairs: Iterable[tuple[str, str]], long: str
+    ) -> Iterator[float | None]:
+        """Yields the probability that the second text of each pair follows the first.
+
+        None for a pair of empty texts, and for a pair that is skipped because it is too long.
+        """
+        treatment = self._long_texts(long, ("truncate", "skip", "refuse"), "pair")
+        return self._next_sentences(params, pairs, treatment)
+
+    def _next_sentences(self, params, pairs, treatment) -> Iterator[float | None]:
+        with treatment:
+            for chunk in chunks(enumerate(pairs, 1), self.batch):
+                texts = [text for _, (first, second) in chunk for text in (first, second)]
+                encoded = self.tokenizer.encode(texts)
+                rows = [
+                    self._readable_pair(number, first, second, treatment)
+                    for (number, _), first, second in zip(chunk, encoded[::2], encoded[1::2])
+                ]
+                filled = [pair for pair in rows if pair is not None]
+                probabilities = iter(self._probabilities_of_next(params, filled))
+                for pair in rows:
+                    yield None if pair is None else next(probabilities)
+
+    def _readable_pair(
+        self, number: int, first: list[int], second: list[int], treatment: LongLines
+    ) -> tuple[list[int], list[int]] | None:
+        """Returns the parts of two texts that are read, or None for an empty or skipped pair."""
+        if not first and not second:
+            return None
+        if not first or not second:
+            raise UserError(f"pair {number}: must be two texts; one is empty")
+        max_tokens = self._max_tokens - 1  # without the separator between the texts
+        if len(first) + len(second) <= max_tokens:
+            return first, second
+        treatment.add(number)
+        return None if treatment.way == "skip" else fitted(first, second, max_tokens)
+
+    def _probabilities_of_next(
+        self, params, pairs: list[tuple[list[int], list[int]]]
+    ) -> list[float]:
+        """Returns the probability that the second text of each pair follows the first."""
+        if not pairs:
+            return []
+        begin, (sep, *_) = batching.text_frame(self.model, self.tokenizer)
+        # One separator, as in the rows of pre-training, also for a tokenizer that has two between
+        # the texts of a fine-tuned pair.
+        tokens, segments = self._padded([[*first, sep, *second] for first, second in pairs])
+        starts = np.zeros(len(tokens), np.int32)
+        starts[: len(pairs)] = [len(begin) + len(first) + 1 for first, _ in pairs]
+        is_second = np.arange(tokens.shape[1]) >= starts[:, None]
+        types = (is_second & (segments > 0)).astype(np.int32)
+        computed = hosts.run(Reader._follows, self, params, tokens, segments, types)
+        return jax.device_get(computed)[: len(pairs)].tolist()
+
     @property
     def _max_tokens(self) -> int:
         """The maximum number of tokens of a text, without the special tokens around it."""
@@ -166,14 +221,14 @@ class Reader:
         """The number of special tokens around a text, such as [CLS] and [SEP]."""
         return sum(map(len, batching.text_frame(self.model, self.tokenizer)))
 
-    def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
+    def _long_texts(self, way: str, ways: tuple[str, ...], noun: str = "text") -> LongLines:
         special = " and ".join(
             piece
             for ids in batching.text_frame(self.model, self.tokenizer)
             for piece in self.tokenizer.pieces(list(ids))
         )
         limit = f"config.model.max_length={self.model.max_length} tokens, including {special}"
-        return LongLines(way, ways, limit, "text")
+        return LongLines(way, ways, limit, noun)
 
     def _padded(self, rows: list[list]) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens (B, L, ...) and segment ids (B, L) of texts with their special tokens.
@@ -198,13 +253,28 @@ class Reader:
             tokens, segments = split_rows((tokens, segments))
             inputs = Inputs(tokens, segment_ids=segments)
             hidden = self.model.apply(variables, inputs, method="hidden")
-            logits = self.model.apply(variables, hidden, method="logits")
-            # Further rows only pad the output layer, and are no words.
-            logits = logits[..., : self.tokenizer.vocab_size]
+            logits = self.model.limited_to(self.tokenizer).apply(variables, hidden, method="logits")
             # A mask is never filled with a special token: some objectives never train their
             # embeddings, so their logits would be arbitrary.
             log_probs = jnp.where(self.tokenizer.special, -jnp.inf, jax.nn.log_softmax(logits))
             return gathered(tuple(jax.lax.top_k(log_probs, top_k)))
+
+    @partial(jax.jit, static_argnums=0)
+    def _follows(
+        self,
+        params,
+        tokens: Int[Array, "B L"],
+        segments: Int[Array, "B L"],
+        types: Int[Array, "B L"],
+    ) -> Float[Array, " B"]:
+        """Returns the probability that the second text of each row follows the first (B,)."""
+        variables = {"params": params}
+        with self._placed(tokens):
+            tokens, segments, types = split_rows((tokens, segments, types))
+            inputs = Inputs(tokens, segment_ids=segments, token_types=types)
+            hidden = self.model.apply(variables, inputs, method="hidden")
+            logits = self.model.apply(variables, hidden, method="next_logits")
+            return gathered(jax.nn.softmax(logits)[:, 0])
 
     @partial(jax.jit, static_argnums=(0, 4))
     def _states(

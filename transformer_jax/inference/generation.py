@@ -481,7 +481,7 @@ class _Batch:
         if self.request.how.repetition_penalty == 1:
             return None
         # Made on the host, because the window on the devices lacks the tokens in front of it.
-        seen = np.zeros((size, self.model.vocab_size), bool)
+        seen = np.zeros((size, self.model.num_outputs), bool)
         for row, ids in enumerate(self.ids):
             seen[row, ids] = True
         # The end token at the start of a text belongs to the document in front of it: it must not

@@ -90,8 +90,26 @@ def read(path: str, word: str) -> dict[str, list[tuple[str, str]]]:
     return texts
 
 
-def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neighbours:
-    """Returns the neighbors of a word in pairs (sense, text), by an Encoder's hidden states.
+@dataclasses.dataclass(frozen=True)
+class Occurrences:
+    """The N occurrences of a word in texts, with their hidden states.
+
+    Attributes:
+      numbers: the number of the text of each occurrence, from 0.
+      texts: the text of each occurrence.
+      senses: the sense of the word in each text; "" if it is not known.
+      states: (layers + 1, N, M) float32, minus the mean of the hidden states of all tokens, because
+        the states of a Transformer share a large mean; layer 0 is the embeddings.
+    """
+
+    numbers: list[int]
+    texts: list[str]
+    senses: list[str]
+    states: Float[np.ndarray, "layers N M"]
+
+
+def occurrences(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Occurrences:
+    """Returns the occurrences of a word in pairs (sense, text), by an Encoder's hidden states.
 
     The state of a word is the mean over its tokens. Raises UserError if fewer than two texts have
     the word.
@@ -108,13 +126,22 @@ def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) 
             numbers.append(number)
     if len(set(numbers)) < 2:
         raise UserError(f"--word={word}: fewer than two of the texts have this word")
-    # The states of a Transformer share a large mean, which would make all cosines large.
-    centered = np.stack(states, axis=1) - (total / count)[:, None]  # (layers + 1, N, M)
-    cosines = _cosines(centered, centered)
-    is_same = np.equal.outer(numbers, numbers)
-    return Neighbours(
+    return Occurrences(
+        numbers,
         [lines[number] for number in numbers],
         [texts[number][0] for number in numbers],
+        np.stack(states, axis=1) - (total / count)[:, None],
+    )
+
+
+def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neighbours:
+    """Returns the neighbors of a word in pairs (sense, text). The errors are `occurrences`'."""
+    found = occurrences(task, params, word, texts)
+    cosines = _cosines(found.states, found.states)
+    is_same = np.equal.outer(found.numbers, found.numbers)
+    return Neighbours(
+        found.texts,
+        found.senses,
         # Occurrences in one text share their context, so that they would be nearest to each other
         # whatever their sense.
         np.where(is_same, np.float32(-np.inf), cosines),
@@ -146,6 +173,13 @@ def _token_indices(tokenizer, pieces: list[str], text: str, word: str) -> list[l
     numbers = [n for n, name in enumerate(words) if _plain(name) == _plain(word)]
     indices = [(np.flatnonzero(word_of_token == number) + start).tolist() for number in numbers]
     return [occurrence for occurrence in indices if occurrence]
+
+
+def around(text: str, word: str) -> str:
+    """Returns the first occurrence of a word in a text, with the two words on each side of it."""
+    words = text.split()
+    index = next((i for i, each in enumerate(words) if _plain(each) == _plain(word)), 0)
+    return " ".join(words[max(index - 2, 0) : index + 3])
 
 
 def _plain(word: str) -> str:

@@ -177,6 +177,7 @@ def _check_output(prompts: Prompts, entry: Item, where: str) -> None:
 
 # A prompt describes a task and shows zero, one or a few examples (Brown et al. 2020, section 2).
 
+_SHOWN = 3  # items whose prompt and completion an evaluation prints
 # A generated completion may have this many tokens more than the longest right one, so that a
 # completion that goes on after the right one does not count as right.
 _EXTRA_TOKENS = 8
@@ -186,10 +187,10 @@ def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
     """Evaluates a causal language model on the items, with `shots` examples in each prompt.
 
     An item gets fewer examples if the model's window has no room for all; "shortened" counts these
-    items. Returns "shots", "items", "shortened" and "accuracy", with shared choices also
-    "accuracy_by_output". For items without an output, it returns "predictions" instead of
-    accuracies. Raises UserError if there are fewer examples than shots, and for an item that is too
-    long even without examples.
+    items. Prints the first prompts with their completions. Returns "shots", "items", "shortened"
+    and "accuracy", with shared choices also "accuracy_by_output". For items without an output, it
+    returns "predictions" instead of accuracies. Raises UserError if there are fewer examples than
+    shots, and for an item that is too long even without examples.
     """
     if shots > len(prompts.examples):
         raise UserError(f"{shots} shots: there are {len(prompts.examples)} examples")
@@ -208,6 +209,9 @@ def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
         predictions = _likeliest(task, params, prompts, texts)
     else:
         predictions = _generated(task, params, prompts, texts, max_tokens=room)
+    for item, text, prediction in list(zip(prompts.items, texts, predictions))[:_SHOWN]:
+        right = "" if item.output is None else f" (right: {item.output})"
+        say(f"a prompt with {shots} shots, and its completion:\n{text}\n-> {prediction}{right}")
     results = {"shots": shots, "items": len(texts), "shortened": shortened}
     if prompts.items[0].output is None:
         return results | {"predictions": predictions}

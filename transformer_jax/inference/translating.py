@@ -247,7 +247,8 @@ class SequenceToSequenceUse(StatesUse):
 
     @property
     def translator(self) -> Translator:
-        return Translator(self.model, self.tokenizer, self.config.decode, self.config.mesh)
+        model = self.model.limited_to(self.tokenizer.target)
+        return Translator(model, self.tokenizer, self.config.decode, self.config.mesh)
 
     def attention(
         self,

@@ -1,6 +1,7 @@
 """Output layers and heads on hidden states, and embeddings of tokens and positions."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -34,6 +35,9 @@ class Output(Protocol):
 
     def first(self, size: int) -> "Output":
         """Returns the output for the first `size` tokens, without rows that pad the vocabulary."""
+
+    def limited(self, size: int) -> "Output":
+        """Returns the output in which the tokens from `size` on have probability 0."""
 
     def tempered(self, temperature: float) -> "Output":
         """Returns the output whose logits are divided by `temperature`."""
@@ -72,6 +76,14 @@ class Projection(NamedTuple):
 
     def first(self, size: int) -> "Projection":
         return Projection(self.table[:size], None if self.bias is None else self.bias[:size])
+
+    def limited(self, size: int) -> "Projection":
+        return self.masked(np.arange(self.table.shape[0]) < size)
+
+    def masked(self, is_token: Bool[np.ndarray, " V"]) -> "Projection":
+        """Returns the projection whose other rows pad the vocabulary."""
+        bias = 0.0 if self.bias is None else self.bias
+        return Projection(self.table, jnp.where(is_token, bias, NO_TOKEN))
 
     def tempered(self, temperature: float) -> "Projection":
         if temperature == 1:
@@ -159,10 +171,30 @@ class AdaptiveSoftmax:
     tails: tuple[Cluster, ...]
 
     def first(self, size: int) -> "AdaptiveSoftmax":
-        count = sum(cluster.size for cluster in (self.head, *self.tails))
-        if size != count:
-            raise ValueError(f"an adaptive softmax of {count} tokens can't be cut to {size}")
-        return self
+        """Returns the softmax over the first `size` tokens.
+
+        Each cluster that loses tokens is normalized over those that it keeps. A tail that keeps
+        none has probability 0.
+        """
+        sizes = [self.head.size, *(tail.size for tail in self.tails)]
+        if size >= sum(sizes):
+            return self
+        starts = [0, *itertools.accumulate(sizes)]
+        kept = [min(max(size - start, 0), count) for start, count in zip(starts, sizes)]
+        is_token = np.arange(self.head.rows.table.shape[0]) < kept[0]
+        for number in range(len(self.tails)):
+            is_token[self._row(number)] = kept[number + 1] > 0
+        head = self.head.replace(rows=self.head.rows.masked(is_token), size=kept[0])
+        tails = [
+            tail.replace(rows=tail.rows.limited(count), size=count)
+            if count
+            else tail.replace(size=0)
+            for tail, count in zip(self.tails, kept[1:])
+        ]
+        return AdaptiveSoftmax(head, tuple(tails))
+
+    def limited(self, size: int) -> "AdaptiveSoftmax":
+        return self.first(size)
 
     def tempered(self, temperature: float) -> "AdaptiveSoftmax":
         if temperature != 1:

@@ -209,10 +209,17 @@ class Prompted(Continued):
             for name in ("prompts", "prompt_lengths")
         )
         how = Sampling(temperature=self.temperature)
-        write = Writer(self.model, how, self.max_tokens, self.end_id)
+        write = Writer(self._limited(self.model), how, self.max_tokens, self.end_id)
         others = self.heads + self.other_runs  # subtrees that are not parameters of the model
         own = {name: tree for name, tree in params.items() if name not in others}
         return write(own, prompts, lengths, key)._asdict()
+
+    def _limited(self, model: Any) -> Any:
+        """Returns a model whose next tokens are limited to those of the tokenizer, if it is known.
+
+        A run that is only planned has none.
+        """
+        return model.limited_to(self.tokenizer) if self.has_tokenizer else model
 
     def texts_of(self, completions: Completions) -> tuple[list[str], list[str]]:
         """Returns the texts of the prompts and of their completions, given arrays on the host."""
@@ -538,9 +545,11 @@ class Policy(Prompted):
     ) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens, given the states that predict them.
 
-        They are at the sampling temperature, because the policy that samples is the tempered one.
+        They are at the sampling temperature, because the policy that samples is the tempered one,
+        and over the same tokens.
         """
-        output = model.apply({"params": params}, method="output").tempered(self.temperature)
+        output = self._limited(model).apply({"params": params}, method="limited_output")
+        output = output.tempered(self.temperature)
         log_probs = output.label_log_probs(states, completions.tokens(self.max_tokens))
         return jnp.where(completions.filled(self.max_tokens), log_probs, 0.0)
 

@@ -12,9 +12,14 @@ from transformer_jax.pictures.attention_maps import (
     word_index,
 )
 from transformer_jax.pictures.figure import save
-from transformer_jax.pictures.image_grids import contact_maps, images, noised, shares
+from transformer_jax.pictures.image_grids import contact_maps, images, masked, noised, shares
 from transformer_jax.pictures.learning_curves import bars, confusion, curves, growth
-from transformer_jax.pictures.position_vectors import neighbours, positions, similarity
+from transformer_jax.pictures.position_vectors import (
+    neighbours,
+    positions,
+    similarity,
+    word_map,
+)
 
 __all__ = [
     "attended_by",
@@ -25,6 +30,7 @@ __all__ = [
     "curves",
     "growth",
     "images",
+    "masked",
     "masks",
     "mean_attention",
     "neighbours",
@@ -34,6 +40,7 @@ __all__ = [
     "save",
     "shares",
     "similarity",
+    "word_map",
 ]
 
 __getattr__ = renamed_in(__name__, {"place_of": "word_index"})

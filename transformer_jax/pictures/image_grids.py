@@ -1,7 +1,7 @@
 """Figures of images, of corrupted texts, and of protein contacts."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,7 +65,7 @@ def _show(axes, picture: np.ndarray) -> None:
         axes.imshow(picture, interpolation="nearest")
 
 
-# ------------------------------------- a figure of corrupted texts, as used in denoising objectives
+# --------------------------------- figures of corrupted texts, for denoising and for masked tokens
 
 _LINE = 96  # characters
 _INCHES = 0.083  # width of a character
@@ -83,6 +83,33 @@ def noised(texts: Mapping[str, Pieces], title: str = "") -> "Figure":
     from matplotlib import colormaps
 
     last = max((index for pieces in texts.values() for _, index in pieces if index), default=1)
+
+    def color(index: int | None):
+        return _NOISE_COLOR if index is None else colormaps[_COLORS](0.15 + 0.7 * index / last)
+
+    colored = {
+        name: [(piece, color(index)) for piece, index in pieces] for name, pieces in texts.items()
+    }
+    return _colored(colored, title)
+
+
+# What masked language modeling does to a token that it predicts (Devlin et al. 2018, section 3.1).
+_FATES = {"masked": "lightgrey", "replaced": "salmon", "unchanged": "palegreen"}
+
+
+def masked(draws: Sequence[Sequence[tuple[str, str]]], title: str = "") -> "Figure":
+    """Returns a figure of a text that is masked in several draws, each a list of (token, fate).
+
+    A fate is "masked", "replaced" or "unchanged", or "" for a token that is not predicted.
+    """
+    texts = {"": list(_FATES.items())}
+    for number, pieces in enumerate(draws, 1):
+        texts[f"{number}"] = [(piece, _FATES.get(fate, "none")) for piece, fate in pieces]
+    return _colored(texts, title)
+
+
+def _colored(texts: Mapping[str, Sequence[tuple[str, Any]]], title: str) -> "Figure":
+    """Returns a figure of named texts, each a list of (token, color of its background)."""
     margin = max(map(len, texts)) + 2
     lines = [
         ("" if number else name, line)
@@ -97,16 +124,14 @@ def noised(texts: Mapping[str, Pieces], title: str = "") -> "Figure":
     for number, (name, pieces) in enumerate(lines):
         axes.text(-margin, number, verbatim(name), **style)
         column = 0
-        for piece, index in pieces:
-            is_noise = index is None
-            color = _NOISE_COLOR if is_noise else colormaps[_COLORS](0.15 + 0.7 * index / last)
+        for piece, color in pieces:
             box = dict(boxstyle="square,pad=0.15", facecolor=color, edgecolor="none", alpha=0.6)
             axes.text(column, number, verbatim(piece), bbox=box, **style)
             column += len(piece) + 0.8
     return figure
 
 
-def _lines(pieces: Pieces) -> list[Pieces]:
+def _lines(pieces: Sequence[tuple[str, Any]]) -> list[list[tuple[str, Any]]]:
     """Returns the tokens, broken into lines."""
     lines, width = [[]], 0
     for piece in pieces:

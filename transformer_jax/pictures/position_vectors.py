@@ -1,6 +1,8 @@
-"""Figures of position vectors, and of the contextual neighbors of a word."""
+"""Figures of position vectors, of the contextual neighbors of a word, and maps of word vectors."""
 
+import itertools
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,21 +15,33 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 
 # ---------------------------------------------------------------------- figures of position vectors
 
+# A table of at most this many positions and columns has its numbers written into it.
+_MOST_NUMBERED, _MOST_COLUMNS = 20, 8
+
 
 def positions(vectors: np.ndarray, title: str) -> "Figure":
     """Returns a figure of position vectors (L, M).
 
-    It shows the vectors, their dot products, and the dot products by distance.
+    It shows the vectors, their dot products, and the dot products by distance. A small table of
+    vectors has its numbers in it.
     """
     figure = new_figure((14, 4.4), title)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
     # A symmetric range makes zero white, the middle of the color map.
     limit = np.abs(vectors).max()
+    is_whole = (vectors == vectors.round()).all()
     image = left.imshow(
         vectors, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
     )
     figure.colorbar(image, ax=left)
     left.set(title="the vectors", xlabel="dimension", ylabel="position")
+    if vectors.shape[0] <= _MOST_NUMBERED and vectors.shape[1] <= _MOST_COLUMNS:
+        for (position, column), value in np.ndenumerate(vectors):
+            # Of a code of whole numbers, such as the bits of a position, no decimals are written.
+            number = f"{value:.0f}" if is_whole else f"{value:.2f}"
+            is_dark = abs(value) > 0.6 * limit
+            color = "white" if is_dark else "black"
+            left.text(column, position, number, ha="center", va="center", fontsize=8, color=color)
     products = vectors @ vectors.T
     figure.colorbar(middle.imshow(products, cmap="viridis", interpolation="nearest"), ax=middle)
     middle.set(title="their dot products", xlabel="position", ylabel="position")
@@ -139,3 +153,88 @@ def neighbours(
 
 def _short(text: str) -> str:
     return textwrap.shorten(text, _WIDTH, placeholder=" ...")
+
+
+# ------------------------------------------------------------------ maps of word vectors in a plane
+
+_FONT = 8  # points
+_LETTER, _ROW = 0.62 * _FONT, 1.35 * _FONT  # width of a letter and height of a label, in points
+# Around a point: to the right, the left, above, below, and at the corners.
+_SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
+
+
+def word_map(
+    vectors: np.ndarray, labels: Sequence[str], groups: Sequence[str] = (), title: str = ""
+) -> "Figure":
+    """Returns a figure of vectors (N, M) in the plane of their first two principal components.
+
+    `groups`, such as the senses of the words, are drawn in different colors.
+    """
+    centered = vectors - vectors.mean(axis=0)
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
+    points = np.zeros((len(vectors), 2))
+    points[:, : min(2, len(values))] = (left * values)[:, :2]
+    shares = np.pad(values**2, (0, 2))[:2] / max((values**2).sum(), 1e-12)
+    figure = new_figure((9, 7), title)
+    axes = figure.subplots()
+    groups = groups or [""] * len(labels)
+    for number, group in enumerate(dict.fromkeys(groups)):
+        chosen = points[[each == group for each in groups]]
+        axes.scatter(*chosen.T, s=14, color=f"C{number % 10}", label=verbatim(group))
+    if any(groups):
+        axes.legend(fontsize=_FONT)
+    first, second = (f"{share:.0%} of the variance" for share in shares)
+    axes.set(xlabel=f"first component, {first}", ylabel=f"second component, {second}")
+    axes.margins(0.12)
+    # Drawn once, because the size of the axes, and so the distances on paper, are known only then.
+    figure.draw_without_rendering()
+    paper = axes.transData.transform(points) * 72 / figure.dpi
+    for point, label, (offset, is_far) in zip(points, labels, _offsets(paper, labels), strict=True):
+        line = dict(arrowstyle="-", linewidth=0.5, color="gray") if is_far else None
+        text = axes.annotate(
+            verbatim(label),
+            point,
+            offset,
+            textcoords="offset points",
+            fontsize=_FONT,
+            va="center",
+            arrowprops=line,
+        )
+        # Otherwise the layout would shrink the axes when the figure is saved, and move the points.
+        text.set_in_layout(False)
+    return figure
+
+
+def _offsets(points: np.ndarray, labels: Sequence[str]) -> list[tuple[tuple[float, float], bool]]:
+    """Returns the offset in points at which each label starts, and whether that is far away.
+
+    `points` (N, 2) are positions on paper in points. A label takes the nearest free space, so that
+    it covers neither another label nor a point.
+    """
+    # A point takes space, too.
+    taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in points]
+    offsets = []
+    for (x, y), label in zip(points, labels):
+        width = _LETTER * len(label)
+        candidates = []
+        for distance, (across, up) in itertools.product(range(8), _SIDES):
+            right = 5 + distance * _ROW
+            start = {1: right, -1: -right - width, 0: -width / 2}[across]
+            middle = up * (0.9 + distance) * _ROW
+            box = (x + start, y + middle - _ROW / 2, x + start + width, y + middle + _ROW / 2)
+            overlap = sum(_overlap(box, other) for other in taken)
+            # By their number, so that of equally good spaces the first is taken.
+            candidates.append((overlap, len(candidates), (start, middle), box, distance > 0))
+            if not overlap:
+                break
+        _, _, offset, box, is_far = min(candidates)
+        taken.append(box)
+        offsets.append((offset, is_far))
+    return offsets
+
+
+def _overlap(one: tuple, other: tuple) -> float:
+    """Returns the area that two boxes (left, bottom, right, top) have in common."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)

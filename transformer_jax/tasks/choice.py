@@ -9,8 +9,8 @@ import scipy.special
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import FineTuning
-from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Unlabelled
+from transformer_jax.inference.batching import fitted
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 

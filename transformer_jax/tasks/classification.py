@@ -16,9 +16,9 @@ import scipy.stats
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
-from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.features import FeatureBased
-from transformer_jax.finetuning.predictions import Prediction, Unlabelled, ZeroShot
+from transformer_jax.finetuning.predictions import Prediction, Unlabelled, ZeroShot, texts_of_line
+from transformer_jax.inference.batching import fitted
 from transformer_jax.layers.embeddings import ConcatenationHead
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
@@ -267,13 +267,8 @@ class Classification(FeatureBased):
 
     def unlabelled(self, lines):
         """Returns the example of each line: a text, or two texts separated by a tab."""
-        form = "2 texts, separated by a tab" if self.pair else "1 text"
-        texts = [tuple(line.split("\t")) for _, line in lines]
-        for (number, _), parts in zip(lines, texts):
-            if not all(part.strip() for part in parts):
-                raise UserError(f"line {number}: must hold {form}; one is empty")
-            if len(parts) != (2 if self.pair else 1):
-                raise UserError(f"line {number}: must hold {form}, not {len(parts)}")
+        count = 2 if self.pair else 1
+        texts = [texts_of_line(number, line, count) for number, line in lines]
         if not texts:
             return []
         encoded = zip(*self._encoded(texts))

@@ -65,9 +65,11 @@ class Denoising(PairTask):
         """Reconstructs texts. "[MASK]" in a line is read as the mask token."""
         check_lengths(self.model, self.config.decode)
         encode = self._encoded if self.tokenizer.source.mask_id is not None else None
-        return dataclasses.replace(
-            super().translator, source_length=self.source_length, encode=encode
-        )
+        own = dict(source_length=self.source_length, encode=encode)
+        if self.noise.num_sentinels(self.source_length):
+            # The sentinels, which structure an output, may be ids after those of the tokenizer.
+            own["model"] = self.model
+        return dataclasses.replace(super().translator, **own)
 
     def _encoded(self, lines: list[str]) -> list[list[int]]:
         return [*map(self.tokenizer.source.encode_masked, lines)]

@@ -1,6 +1,7 @@
 """BERT's pre-training: masked tokens and, unless rows are single texts, next sentences."""
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import jax
@@ -12,8 +13,13 @@ from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.masking import MaskedRows
+from transformer_jax.finetuning.predictions import Prediction, texts_of_line
 from transformer_jax.losses import label_nll
 from transformer_jax.objectives.texts import MaskedTextTask, masked_loss, states
+
+# The labels of pairs: those of Devlin et al. 2018, section 3.1, and their counterparts for swapped
+# pairs.
+_CLASSES = {"next_sentence": ("IsNext", "NotNext"), "sentence_order": ("InOrder", "Swapped")}
 
 
 @dataclasses.dataclass
@@ -152,3 +158,48 @@ class MaskedLM(MaskedTextTask):
             "rows": len(evaluated),
             "masked": int(label_counts.sum()),
         }
+
+    def next_sentences(
+        self, params, pairs: Iterable[tuple[str, str]], *, long: str = "truncate"
+    ) -> Iterator[float | None]:
+        """Yields the probability that the second text of each pair follows the first, in order.
+
+        In a run with `second_text="sentence_order"`, it is the probability that two consecutive
+        texts are in their order. `long` decides what happens to a pair longer than
+        `config.model.max_length`: "truncate" cuts the longer text at its end, "skip" gives None,
+        and "refuse" raises UserError. A warning at the end lists the numbers of these pairs. A pair
+        of empty texts gives None. Raises UserError for a pair with one empty text, and for a run
+        that has not learned to predict next sentences.
+        """
+        if not self.next_sentence:
+            raise UserError(
+                "config.task.next_sentence=0: this run was trained without pairs of texts, so it "
+                "can't tell whether one follows the other"
+            )
+        return self._reader(params).next_sentences(params, pairs, long)
+
+    def predict(
+        self, params, lines: Iterable[str], *, long: str | None = None
+    ) -> Iterator[Prediction]:
+        """Yields whether the second text of each line follows the first, in order.
+
+        A line is two texts, separated by a tab. The prediction is IsNext or NotNext or, with
+        `second_text="sentence_order"`, InOrder or Swapped. An empty line has an empty prediction.
+        `long` and errors are those of `next_sentences`.
+        """
+        numbered = enumerate(arguments.as_texts(lines), 1)
+        pairs = (
+            texts_of_line(number, line, 2) if line.strip() else ("", "")
+            for number, line in numbered
+        )
+        probabilities = self.next_sentences(params, pairs, long=long or "truncate")
+        return (_prediction(_CLASSES[self.second_text], each) for each in probabilities)
+
+
+def _prediction(names: tuple[str, str], follows: float | None) -> Prediction:
+    """Returns the prediction for a pair whose first class has this probability."""
+    if follows is None:
+        return Prediction("", {"text": "", "label": None, "probabilities": None})
+    label = names[0] if follows >= 0.5 else names[1]
+    probabilities = dict(zip(names, (follows, 1 - follows)))
+    return Prediction(label, {"label": label, "probabilities": probabilities})

@@ -1077,10 +1077,11 @@ class Reporter:
 def _note(values: dict[str, float]) -> str:
     """Returns the text of the progress line."""
     speed = ""
-    if math.isfinite(values["train/mfu"]):
-        speed = (
-            f"{values['train/tokens_per_second']:,.0f} tokens/s  MFU {values['train/mfu']:.0%}  "
-        )
+    if math.isfinite(mfu := values["train/mfu"]):
+        speed = f"{values['train/tokens_per_second']:,.0f} tokens/s  "
+        # Above 100 %, the peak of a CPU was measured too low, because other processes were running.
+        if mfu <= 1:
+            speed += f"MFU {mfu:.0%}  "
     skipped = f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""
     return (
         f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {speed}"

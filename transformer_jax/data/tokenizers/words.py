@@ -209,6 +209,7 @@ class Characters(Tokenizer):
 
     file = "characters.json"
     eos_id, unk_id = range(2)
+    never = (unk_id,)  # no training text has it, so that only chance would generate it
 
     def __init__(self, model: bytes):
         super().__init__(model)
