@@ -2,9 +2,9 @@
 
 python benchmarks/gpt2_zero_shot.py --workdir=RUN --data=DIR --json=FILE [--set=NAME]
 
-RUN is `convert --from_hf=FOLDER --workdir=RUN`. DIR holds the files of `FILES`, or some of them; the
-others are left out. A row is put into --json as soon as it ends, and rows that --json has are not
-computed again. Its score is the one that the paper reports: of LAMBADA, that of the last token.
+RUN is `convert --from_hf=FOLDER --workdir=RUN`. DIR holds the files of `FILES`, or some of them;
+the others are left out. A row is put into --json as soon as it ends, and rows that --json has are
+not computed again. Its score is the one that the paper reports: of LAMBADA, that of the last token.
 """
 
 import argparse

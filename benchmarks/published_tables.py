@@ -2,9 +2,10 @@
 
 python benchmarks/published_tables.py [--output=docs/published.md]
 
-The published figures are in this file, each table with its source. The figures of this package are
-read from benchmarks/results, so that a cell is empty until a benchmark has measured it; nothing is
-trained or computed here but quotients.
+The published figures are in this file, each table with its source, and the text between the tables
+is in published_tables.md. The figures of this package are read from benchmarks/results, so that a
+cell is empty until a benchmark has measured it. Nothing is trained here, and only quotients are
+computed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import costs
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TEMPLATE = pathlib.Path(__file__).with_suffix(".md")
 PAGE = ROOT / "docs" / "published.md"
 
 # --------------------------------------------------------------------------- the published figures
@@ -177,7 +179,7 @@ REALFORMER = [
     ("xlarge", 73.72, 73.53, 74.76),
 ]
 
-# ------------------------------------------------------------------------------- the figures of ours
+# ---------------------------------------------------------------------- the figures of this package
 
 
 def results(name: str, key: str) -> dict[str, dict]:
@@ -311,7 +313,9 @@ def dollars() -> str:
 def weights() -> dict[str, int]:
     """Returns the weights of configs/gpt/gpt3.py by the folders of their files."""
     tree = ast.parse((ROOT / "configs/gpt/gpt3.py").read_text())
-    assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    assigned = {
+        node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)
+    }
     mixture = ast.literal_eval(assigned["MIXTURE"])
     return {files.partition("/")[0]: weight for files, weight in mixture}
 
@@ -354,187 +358,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "DIALOGUE": lambda: with_empty(
         ["model", "F1", "perplexity"], DIALOGUE, ["F1, here", "perplexity, here"]
     ),
-    "LONG_ANSWERS": lambda: with_empty(
-        ["model", "R1", "R2", "RL"], LONG_ANSWERS, ["RL, here"]
-    ),
+    "LONG_ANSWERS": lambda: with_empty(["model", "R1", "R2", "RL"], LONG_ANSWERS, ["RL, here"]),
     "VIT": lambda: with_empty(["data set", *VIT_MODELS], VIT, ["here"]),
     "DOLLARS": dollars,
     "MIXTURE": mixture,
     "REALFORMER": realformer,
 }
-TEXT = """\
-# Published tables, and ours beside them
-
-These are the tables of the papers that this package follows.
-A column or a row with *here* holds what was measured with this package, and is empty where nothing was.
-`python benchmarks/published_tables.py` writes this page; it reads the measured figures from `benchmarks/results`.
-
-The models that were trained here are far smaller than the published ones, because they had minutes of two CPU cores.
-Their figures show what a small budget gives. They do not repeat a published experiment, and often a column *here* is another data set, as its title says.
-
-## Translation
-
-Table 2 of [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762): BLEU on newstest2014, and the FLOPs of the training.
-
-TRANSLATION
-
-The paper multiplies the hours of the training by the chips and by their peak rate, whether they reached it or not.
-Counted here is every matrix product of the run of `wmt/base.py:en-de` and `wmt/big.py:en-de`, which is less.
-`python -m transformer_jax.costs` prints both and 6ND, the rule of thumb.
-Both configs train on a GPU or a TPU slice ([translation](translation.md)), and this is the smallest honest run for the empty cells: on one H100, `wmt/base.py:en-de` takes less than an hour at 40 % of its peak ([costs](costs.md)).
-
-## GLUE
-
-Table 1 of [Devlin et al. 2018](https://arxiv.org/abs/1810.04805): test sets, scored by GLUE's server. MNLI, QNLI, SST-2 and RTE are accuracies, QQP and MRPC F1, CoLA Matthews' correlation, and STS-B Spearman's.
-
-GLUE
-
-The row of two layers is `bert/imdb.py:cpu` on the public development sets ([results](results.md#pre-training-and-fine-tuning)).
-A published BERT or GPT is converted and then fine-tuned with the published settings, for each task:
-
-```bash
-python -m transformer_jax.convert --from_hf=bert_folder --workdir=runs/bert
-python -m transformer_jax.finetune --config=configs/finetune/glue.py:sst2 \\
-    --config.init_from=runs/bert --workdir=runs/sst2 \\
-    --config.data.train_files=train.tsv --config.data.valid_files=dev.tsv
-```
-
-For GPT, the config is `finetune/glue.py:sst2,gpt`.
-
-### People
-
-People do these tasks, too, and a model "surpasses human performance" where its score is above theirs:
-
-HUMANS
-
-The people of GLUE are crowd workers after twenty examples of each task ([Nangia & Bowman 2019](https://arxiv.org/abs/1905.10425)); BERT's 80.5 is the score of GLUE's leaderboard, of which they are a part.
-BERT's scores on SQuAD are those of an ensemble that was also trained on TriviaQA (1.1), and of one model (2.0). It is above the people on SQuAD 1.1 and above the expert of SWAG, and below them elsewhere.
-
-## What pre-training gives a GPT
-
-Table 5 of [Radford et al. 2018](https://openai.com/research/language-unsupervised).
-
-ABLATION
-
-The last columns are accuracies on IMDB of models of 2 layers of 128, or of an LSTM of one layer ([results](results.md#pre-training-and-fine-tuning)); ± is the deviation over three seeds.
-The last one comes from a script that trains all four rows on one text with one number of updates, and continues where it was stopped:
-
-```bash
-python benchmarks/gpt_ablation.py --text=unsup.txt --data=DIR --workdir=DIR \\
-    --json=benchmarks/results/gpt_ablation_cpu.json
-```
-
-## Zero-shot language modeling
-
-Table 3 of [Radford et al. 2019](https://openai.com/research/better-language-models). The sizes are printed as in the paper; the smallest has 124 million parameters.
-
-ZERO_SHOT
-
-[Language models](language_models.md#zero-shot) has a command for each set, which evaluates any run or converted GPT-2 on your copy of it by the measure of the paper. This one fills the column, for the sets that `DIR` holds:
-
-```bash
-python -m transformer_jax.convert --from_hf=gpt2_folder --workdir=runs/gpt2
-python benchmarks/gpt2_zero_shot.py --workdir=runs/gpt2 --data=DIR \\
-    --json=benchmarks/results/gpt2_zero_shot.json
-```
-
-## Named entities from frozen layers
-
-Table 7 of Devlin et al. 2018, on CoNLL-2003. The features are those of BERT base, below a BiLSTM of two layers.
-
-CONLL
-
-The column *here* is another set, WikiANN's English part, with BERT models of 2 layers (fine-tuned) and 6 layers (features) of 128.
-`finetune/ner.py:conll2003` and `finetune/ner.py:conll2003,features=concat-last-four` read CoNLL-2003.
-
-## BART
-
-Tables 1 to 5 of [Lewis et al. 2019](https://arxiv.org/abs/1910.13461).
-
-### Objectives of pre-training
-
-Models of the size of BERT base after one million updates on books and Wikipedia; ppl is perplexity.
-
-OBJECTIVES
-
-The columns *here* are models of four layers of 128 after 3,000 updates ([objectives](objectives.md)).
-
-### Large models
-
-SQuAD is exact match / F1, on the development sets.
-
-LARGE
-
-The columns *here* are encoders of four layers of 128 at equal compute ([encoders](encoders.md)).
-
-### Summaries
-
-ROUGE-1, ROUGE-2 and ROUGE-L on the test sets. Lead-3 is the first three sentences of the article.
-
-SUMMARIES
-
-With `finetune`, `bart/functions.py:summarise` reads the pairs of any table; [summaries](summaries.md) has the published decoding settings, and own figures for functions of Python's library.
-
-### Conversations
-
-The validation set of ConvAI2.
-
-DIALOGUE
-
-### Long answers
-
-The test set of ELI5, in ROUGE.
-
-LONG_ANSWERS
-
-## Images
-
-Table 2 of [Dosovitskiy et al. 2020](https://arxiv.org/abs/2010.11929): accuracy after fine-tuning, in percent. The heading names the data of the pre-training.
-
-VIT
-
-`vit/vit.py` and `vit/finetune.py` have these settings; [images](images.md) describes them. Trained here is a ViT of two layers on the 1,797 digits of scikit-learn, with 98 % ([results](results.md)).
-
-## Dollars
-
-[Sharir et al. 2020](https://arxiv.org/abs/2004.08900) give two costs for each size: of one run, and of a project with two settings of ten runs each, which is twenty times as much.
-Beside them are the costs of one run by `benchmarks/costs.py`, on three machines with assumed prices ([costs](costs.md)).
-
-DOLLARS
-
-Why one run differs 50-fold for BERT:
-
-- **What is trained is the same** for BERT: a million updates of 256 rows of books and Wikipedia. The 1.5 billion parameters are those of another BERT on the same 15 GB of text, so GPT-2 is a neighbor in size only.
-- **What a dollar buys is not.** BERT base was trained on 4 Cloud TPUs, 16 chips, and BERT large on 16, each for 4 days (Devlin et al. 2018, appendix A.2). The published dollars are $6.51 for each of these 384 and 1,536 hours. This is the whole factor: their FLOPs a dollar are a fiftieth of ours.
-- **Our FLOPs a dollar are an assumption about chips and prices of today**: 40 % of the bfloat16 peak of an H100 at $3.00 an hour, of a v5e at $1.20 or of a v5p at $4.20. Nothing is added for failed runs, evaluation, storage or idle machines.
-- **A project** is twenty runs there. Here it is one, which nobody gets by with.
-
-## GPT-3's mixture
-
-Table 2.2 of [Brown et al. 2020](https://arxiv.org/abs/2005.14165): data sets, their share of the 300 billion tokens of the training, and the epochs in which they are read.
-
-MIXTURE
-
-The shares of the paper are rounded and add up to 101 %. `config.data.mixture` takes them as weights, so they are divided by their sum.
-The printed epochs follow neither from the printed shares nor from these: 22 % of 300 billion tokens are 3.5 epochs of 19 billion, where 2.9 is printed.
-
-## Residual attention
-
-Masked language modeling by [He et al. 2020](https://arxiv.org/abs/2012.11747): accuracy after a million updates.
-
-REALFORMER
-
-The row *here* is the mean of eight seeds. Each seed gives the three models the same initial parameters and the same rows, so that their differences are paired:
-
-```bash
-python benchmarks/realformer.py --workdir=DIR --json=benchmarks/results/realformer_cpu.json
-```
-"""
 
 
 def page() -> str:
-    """Returns the page, with each table in place of its name."""
-    lines = TEXT.splitlines()
+    """Returns the page: the text of published_tables.md, with each table in place of its name."""
+    lines = TEMPLATE.read_text("utf-8").splitlines()
     return "\n".join(TABLES[line]() if line in TABLES else line for line in lines) + "\n"
 
 

@@ -4,10 +4,10 @@ python benchmarks/quickstarts.py --workdir=DIR --json=FILE [--book=input.txt] [-
     [--tiny]
 python benchmarks/quickstarts.py --table --json=FILE
 
-They read Python's standard library or the built-in grammar, so nothing is downloaded; `bigram` reads
-the characters of --book (Tiny Shakespeare), of which the last tenth is held out, and is left out
-without it. A row is put into --json as soon as it ends. Complete runs are not repeated, and one that
-was stopped goes on.
+They read Python's standard library or the built-in grammar, so nothing is downloaded; `bigram`
+reads the characters of --book (Tiny Shakespeare), of which the last tenth is held out, and is left
+out without it. A row is put into --json as soon as it ends. Complete runs are not repeated, and one
+that was stopped goes on.
 
 Each run takes about 5 to 15 minutes on 2 cores, and all of them less than two hours.
 """

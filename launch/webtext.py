@@ -3,15 +3,16 @@
 python launch/webtext.py --pages='pages/*.jsonl' --output=webtext.jsonl [--karma=3] \\
     [--reference='wikipedia/*.txt'] [--seed=0]
 
-A line of --pages is a JSON object with "text", the text of a page, and optionally "url" and "karma",
-the votes of the post that linked to it. The steps, each of which prints how many pages it leaves:
+A line of --pages is a JSON object with "text", the text of a page, and optionally "url" and
+"karma", the votes of the post that linked to it. These are the steps, each of which prints how many
+pages it leaves:
 
 1. karma: at least --karma votes (Radford et al. 2019, section 2.1: 3);
 2. sources: no Wikipedia, because test sets are made from it (the same section);
 3. addresses: one page of each;
 4. length: at least 128 words, as in OpenWebText (Gokaslan & Cohen 2019);
-5. copies: of pages whose sets of five-word sequences have a Jaccard similarity of about 0.5 or more,
-   the first one (OpenWebText; MinHash, Broder 1997);
+5. copies: of pages whose sets of five-word sequences have a Jaccard similarity of 0.5 or more, the
+   first one (OpenWebText; MinHash, Broder 1997, finds most of them);
 6. quality, with --reference: a logistic regression on hashed words learns to tell the reference
    texts from the pages. A page with the probability p of being reference text stays if a draw from
    a Pareto distribution with the exponent 9 is above 1 - p (Brown et al. 2020, appendix A).

@@ -43,7 +43,7 @@ def test_the_page_has_every_table_and_figure(benchmark):
     for title, figures in FIGURES.items():
         cells = re.findall(r"(?<=\| )[^|\n]*(?= \|)", sections[title])
         assert set(figures) <= set(cells), title
-    assert set(module.TABLES) <= set(module.TEXT.splitlines())
+    assert set(module.TABLES) <= set(module.TEMPLATE.read_text().splitlines())
 
 
 def test_a_table_has_as_many_cells_in_each_row(benchmark):

@@ -106,7 +106,7 @@ def test_sentences_in_random_order_are_documents(tmp_path):
 
 
 def test_bits(tmp_path):
-    """"é" is a character of two bytes."""
+    """ "é" is a character of two bytes."""
     scores = measured("enwik8", "<b>é</b> &amp;", tmp_path, stub(uniform))
     assert scores["bits_per_byte"] == pytest.approx(14 / 15) and scores["bytes"] == 15
     assert measured("text8", "one two", tmp_path, stub(uniform))["bits_per_character"] == 1

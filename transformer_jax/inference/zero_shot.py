@@ -66,7 +66,7 @@ def num_words(text: str) -> int:
     return len(text.split()) + text.count("\n")
 
 
-# ------------------------------------------------------------------------------ the kinds of measure
+# ----------------------------------------------------------------------------- the kinds of measure
 
 
 def evaluate(task: Any, params: Any, name: str, path: str) -> dict[str, Any]:
