@@ -163,21 +163,26 @@ def similarity(one: set[int], other: set[int]) -> float:
 
 def good(pages: list[dict], reference: list[str], seed: int) -> list[dict]:
     """Returns the pages that resemble the reference texts, and a few that do not."""
+    if not pages:
+        return []
+    scores = quality([page["text"] for page in pages], reference)
+    draws = np.random.default_rng(seed).pareto(PARETO, len(pages))
+    return [page for page, score, draw in zip(pages, scores, draws) if draw > 1 - score]
+
+
+def quality(texts: list[str], reference: list[str]) -> np.ndarray:
+    """Returns the probability of each text that it is one of the reference texts."""
     try:
         from sklearn.feature_extraction.text import HashingVectorizer
         from sklearn.linear_model import LogisticRegression
     except ImportError:
         fail("--reference needs scikit-learn: pip install 'transformer_jax[vision]'")
-    vectorizer = HashingVectorizer(alternate_sign=False)
-    texts = [page["text"] for page in pages]
-    if not texts:
-        return []
-    features = vectorizer.transform([*reference, *texts])
+    features = HashingVectorizer(n_features=2**18, alternate_sign=False).transform(
+        [*reference, *texts]
+    )
     labels = [1] * len(reference) + [0] * len(texts)
     model = LogisticRegression(max_iter=1000, class_weight="balanced").fit(features, labels)
-    scores = model.predict_proba(features[len(reference) :])[:, 1]
-    draws = np.random.default_rng(seed).pareto(PARETO, len(pages))
-    return [page for page, score, draw in zip(pages, scores, draws) if draw > 1 - score]
+    return model.predict_proba(features[len(reference) :])[:, 1]
 
 
 if __name__ == "__main__":
