@@ -1053,8 +1053,9 @@ class Data:
     train_split: str | None = None
     valid_split: str | None = None  # as train_split, for the evaluations; None: validation
     test_split: str | None = None  # as train_split, for --set=test; None: test
-    source_language: str = "en"  # feature of the TFDS data set that is the source
-    target_language: str = "de"  # feature of the TFDS data set that is the target
+    # feature of the TFDS data set that is the source; for the grammar en or de
+    source_language: str = "en"
+    target_language: str = "de"  # as source_language, for the target
     # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's, roberta_bpe is
     # byte_bpe with RoBERTa's special tokens, which include a mask
     tokenizer: Literal[

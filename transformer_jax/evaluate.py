@@ -5,6 +5,9 @@
 inference/prompting.py for the format of the file. Flags such as --config.decode.beam=1 and
 --config.data.test_source=FILE apply to this call only.
 
+--zero_shot=wikitext2 --file=wiki.test.tokens evaluates a language model on one of the eight data
+sets of GPT-2's zero-shot table, by the measure that it reports; see inference/zero_shot.py.
+
 --against=DIR2 compares the run with another one, whose outputs for the same set are scored by the
 same measures. It prints both scores, their difference with its 95% confidence interval, and its
 p-value, by the paired bootstrap.
@@ -33,6 +36,8 @@ ALLOWED = (
     "task.lm_",
     "task.length_bonus",
 )
+# The keys of inference.zero_shot.SETS, which is not imported for --help.
+ZERO_SHOT = ["lambada", "cbt", "wikitext2", "ptb", "enwik8", "text8", "wikitext103", "1bw"]
 
 
 def define_flags() -> None:
@@ -43,6 +48,13 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "prompts", None, "JSON file of a task with its examples and items, instead of --set."
     )
+    flags.DEFINE_enum(
+        "zero_shot",
+        None,
+        ZERO_SHOT,
+        "Data set of GPT-2's zero-shot table, which --file holds, instead of --set.",
+    )
+    flags.DEFINE_string("file", None, "With --zero_shot: file of the data set.")
     flags.DEFINE_list(
         "shots", ["0"], "With --prompts: numbers of examples in each prompt, such as 0,1,8."
     )
@@ -53,6 +65,8 @@ def main() -> None:
     _check_flags(options)
     if options.prompts:
         results = _in_context(options)
+    elif options.zero_shot:
+        results = _zero_shot(options)
     elif options.against:
         results = {"set": options.set, "against": options.against, **_compared(options)}
     else:
@@ -68,6 +82,14 @@ def _check_flags(options) -> None:
         raise UserError("--set and --prompts: give one of them")
     if options.against and options.prompts:
         raise UserError("--against and --prompts: give one of them")
+    if options.file and not options.zero_shot:
+        raise UserError("--file needs --zero_shot, the name of its data set")
+    if options.zero_shot:
+        if options.file is None:
+            raise UserError("--zero_shot needs --file, your copy of the data set")
+        for name in ("prompts", "against", "set"):
+            if options[name].present:
+                raise UserError(f"--zero_shot and --{name}: give one of them")
 
 
 def _compared(options) -> dict:
@@ -94,6 +116,15 @@ def _in_context(options) -> dict:
     task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]
     return {"prompts": options.prompts, "results": results}
+
+
+def _zero_shot(options) -> dict:
+    """Returns the scores of --zero_shot."""
+    from transformer_jax.inference import zero_shot
+
+    task, params = cli.open_run("token_log_likelihoods", "has log-likelihoods of texts", ALLOWED)
+    scores = zero_shot.evaluate(task, params, options.zero_shot, options.file)
+    return {"zero_shot": options.zero_shot, "file": options.file, **scores}
 
 
 def _shots(options, num_examples: int) -> list[int]:

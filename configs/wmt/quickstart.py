@@ -4,11 +4,14 @@ It takes minutes on a laptop and downloads nothing.
 
     python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=runs/quickstart
 
+With the argument de-en it translates German into English, which is not as certain: the German "er
+war schwer" may have been "he" or "it", so that 100 is out of reach. Not yet measured here.
+
 Result on 1,000 held-out sentences, with beam 4: sacreBLEU 92.4, chrF 96.6. The 1,200 updates take
 two and a half minutes on 2 CPU cores.
 """
 
-from transformer_jax.config import experiment
+from transformer_jax.config import choice, experiment
 
 # The variant for tests: it trains in seconds on a CPU.
 TINY = dict(
@@ -28,7 +31,9 @@ TINY = dict(
 )
 
 
-def get_config():
+def get_config(direction="en-de"):
+    choice(direction, {"en-de": "into German", "de-en": "into English"})
+    source, target = direction.split("-")
     return experiment(
         model=dict(
             name="encoder_decoder",
@@ -50,7 +55,13 @@ def get_config():
             label_smoothing=0.1,
             bleu_lines=50,
         ),
-        data=dict(corpus="grammar", corpus_size=60_000, tokenizer="unigram"),
+        data=dict(
+            corpus="grammar",
+            corpus_size=60_000,
+            source_language=source,
+            target_language=target,
+            tokenizer="unigram",
+        ),
         train=dict(num_steps=1200, batch=32, log_every=50, eval_every=1 / 2),
         optimizer=dict(
             name="adam",

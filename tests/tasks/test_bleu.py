@@ -1,5 +1,6 @@
 """BLEU as the paper counted it, and in the languages that sacreBLEU has tokenizers for."""
 
+import itertools
 import re
 
 import pytest
@@ -8,8 +9,9 @@ from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 
 from tests.conftest import build_config
 from tests.tasks.test_text_to_text import build as build_text_to_text
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs
+from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs, open_pairs
 from transformer_jax.inference.translating import Hypothesis, SequenceToSequenceUse, comparison
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
@@ -50,6 +52,21 @@ def test_the_names_of_files_hold_their_languages(name, label):
 def test_the_languages_of_sets_and_of_the_grammar():
     assert TfdsPairs("set", "test", ("en", "fr")).target_language == "fr"
     assert GrammarPairs("test", 3).target_language == "de"
+
+
+def test_the_grammar_is_read_in_both_directions():
+    config = configs.load("configs/wmt/quickstart.py")
+    forward = open_pairs(config.data, "test")
+    config.data.source_language, config.data.target_language = "de", "en"
+    backward = open_pairs(config.data, "test")
+    assert [pair[::-1] for pair in itertools.islice(backward, 20)] == [
+        *itertools.islice(forward, 20)
+    ]
+    assert backward.target_language == "en"
+    assert backward.fingerprint() != forward.fingerprint()
+    config.data.target_language = "fr"
+    with pytest.raises(UserError, match="the grammar has en and de"):
+        open_pairs(config.data, "test")
 
 
 @pytest.mark.full

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from transformer_jax.config import UserError
 from transformer_jax.corpora.python_library import PythonFunctions
@@ -73,13 +73,15 @@ class GrammarPairs:
     split: str
     size: int  # the end of the range of pairs
     start: int = 0  # the start of the range
-    target_language: ClassVar[str] = "de"
+    target_language: str = "de"  # or "en"
 
     def fingerprint(self) -> dict:
         # Imported here because reading the lexicon takes time.
         from transformer_jax.corpora import grammar
 
-        return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
+        # The direction into German has no entry of its own, as in earlier versions.
+        direction = {} if self.target_language == "de" else {"target": self.target_language}
+        return {"grammar": grammar.VERSION, "split": self.split, "size": self.size} | direction
 
     def parts(self) -> list["GrammarPairs"]:
         ranges = text_files.ranges(self.size, self.size * _GRAMMAR_PAIR_BYTES)
@@ -90,7 +92,10 @@ class GrammarPairs:
 
         # Seed 0 and not config.data.seed, so that runs with other seeds have the same text, and
         # share its store.
-        return (grammar.sentence_pair(0, self.split, i) for i in range(self.start, self.size))
+        order = slice(None, None, 1 if self.target_language == "de" else -1)
+        return (
+            grammar.sentence_pair(0, self.split, i)[order] for i in range(self.start, self.size)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +153,14 @@ def open_pairs(data, split: str) -> SentencePairs | None:
             raise UserError(
                 f"config.data.corpus={data.corpus}: has no sentence pairs; only grammar does"
             )
-        return GrammarPairs(split, data.corpus_size if split == "train" else _GRAMMAR_HELD_OUT)
+        languages = (data.source_language, data.target_language)
+        if sorted(languages) != ["de", "en"]:
+            raise UserError(
+                f"config.data.source_language={languages[0]} and target_language={languages[1]}: "
+                "the grammar has en and de, one of them as the source"
+            )
+        size = data.corpus_size if split == "train" else _GRAMMAR_HELD_OUT
+        return GrammarPairs(split, size, target_language=languages[1])
     if data.tfds_name and not has_held_out_files:
         prepared = tfds.prepared_split(data, split, stored=True)
         if split == "train":
