@@ -1016,10 +1016,11 @@ class Data:
     # results do not depend on it
     readers: NonNegativeInt = 0
     # a built-in corpus instead of files: grammar (sentence pairs, or conversations about them),
+    # ambiguity (its sentence pairs, most with a word that only its context translates),
     # python (sources of the standard library), pydoc (its documentation), functions (its functions
     # and their summaries) or inference (labeled pairs of English sentences from the grammar)
-    corpus: Literal["", "grammar", "python", "pydoc", "functions", "inference"] = ""
-    # training pairs, or conversations, drawn from the built-in grammar (grammar, inference)
+    corpus: Literal["", "grammar", "ambiguity", "python", "pydoc", "functions", "inference"] = ""
+    # training pairs, or conversations, drawn from the built-in grammar
     corpus_size: PositiveInt = 30_000
     # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl files
     # hold one JSON object per line

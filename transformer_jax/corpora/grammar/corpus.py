@@ -23,7 +23,7 @@ together.
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from transformer_jax.corpora.grammar.clauses import (
     AM,
@@ -744,8 +744,10 @@ def split_of(english_sentence: str) -> str:
     return SPLITS[0] if bucket < 8 else SPLITS[bucket - 7]
 
 
-def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
-    """Returns an English sentence and its German translation.
+def sentence_pair(
+    seed: int, split: str, index: int, draw: Callable[[Draw], Both] = sentence
+) -> tuple[str, str]:
+    """Returns an English sentence and its German translation, which `draw` draws.
 
     The pair is a pure function of the arguments, on every machine and in every Python version.
     Raises ValueError for an unknown split.
@@ -759,7 +761,7 @@ def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
         # Hashing gives an independent stream for each attempt, without drawing the
         # streams of earlier sentences.
         digest = hashlib.blake2b(key, digest_size=8).digest()
-        pair = sentence(Draw(int.from_bytes(digest, "big")))
+        pair = draw(Draw(int.from_bytes(digest, "big")))
         if split_of(pair[0]) == split and MIN_WORDS <= pair[0].count(" ") + 1 <= MAX_WORDS:
             return pair
         attempt += 1

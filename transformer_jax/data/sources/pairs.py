@@ -19,6 +19,7 @@ from transformer_jax.storage import buckets
 # before it is tokenized, and has a fingerprint, by which caches notice another text.
 
 Pair = tuple[str, str]
+_GRAMMARS = ("grammar", "ambiguity")
 _GRAMMAR_HELD_OUT = 1000  # pairs in each of the grammar's validation and test splits
 _GRAMMAR_PAIR_BYTES = 100  # approximate size of a pair, which divides the pairs into parts
 
@@ -68,34 +69,39 @@ class TextPairsPart:
 
 @dataclasses.dataclass(frozen=True)
 class GrammarPairs:
-    """Sentence pairs from the built-in English-German grammar."""
+    """Sentence pairs from the built-in English-German grammar, or of its `ambiguity`."""
 
     split: str
     size: int  # the end of the range of pairs
     start: int = 0  # the start of the range
     target_language: str = "de"  # or "en"
+    corpus: str = "grammar"  # or "ambiguity"
 
     def fingerprint(self) -> dict:
         # Imported here because reading the lexicon takes time.
         from transformer_jax.corpora import grammar
+        from transformer_jax.corpora.grammar import ambiguity
 
+        versions = {"grammar": grammar.VERSION}
+        if self.corpus == "ambiguity":
+            versions["ambiguity"] = ambiguity.VERSION
         # The direction into German has no entry of its own, as in earlier versions.
         direction = {} if self.target_language == "de" else {"target": self.target_language}
-        return {"grammar": grammar.VERSION, "split": self.split, "size": self.size} | direction
+        return {**versions, "split": self.split, "size": self.size} | direction
 
     def parts(self) -> list["GrammarPairs"]:
         ranges = text_files.ranges(self.size, self.size * _GRAMMAR_PAIR_BYTES)
         return [dataclasses.replace(self, start=start, size=stop) for start, stop in ranges]
 
     def __iter__(self) -> Iterator[Pair]:
-        from transformer_jax.corpora import grammar
+        from transformer_jax.corpora.grammar import ambiguity, corpus
 
+        draw = {"grammar": corpus.sentence, "ambiguity": ambiguity.sentence}[self.corpus]
+        indices = range(self.start, self.size)
         # Seed 0 and not config.data.seed, so that runs with other seeds have the same text, and
         # share its store.
         order = slice(None, None, 1 if self.target_language == "de" else -1)
-        return (
-            grammar.sentence_pair(0, self.split, i)[order] for i in range(self.start, self.size)
-        )
+        return (corpus.sentence_pair(0, self.split, index, draw)[order] for index in indices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +155,10 @@ def open_pairs(data, split: str) -> SentencePairs | None:
     has_held_out_files = split != "train" and any(data[key] for key in keys)
     _check_one_source(data)
     if data.corpus and not has_held_out_files:
-        if data.corpus != "grammar":
+        if data.corpus not in _GRAMMARS:
             raise UserError(
-                f"config.data.corpus={data.corpus}: has no sentence pairs; only grammar does"
+                f"config.data.corpus={data.corpus}: has no sentence pairs; "
+                f"{' and '.join(_GRAMMARS)} do"
             )
         languages = (data.source_language, data.target_language)
         if sorted(languages) != ["de", "en"]:
@@ -160,7 +167,7 @@ def open_pairs(data, split: str) -> SentencePairs | None:
                 "the grammar has en and de, one of them as the source"
             )
         size = data.corpus_size if split == "train" else _GRAMMAR_HELD_OUT
-        return GrammarPairs(split, size, target_language=languages[1])
+        return GrammarPairs(split, size, target_language=languages[1], corpus=data.corpus)
     if data.tfds_name and not has_held_out_files:
         prepared = tfds.prepared_split(data, split, stored=True)
         if split == "train":
