@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from importlib import metadata
@@ -41,6 +42,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import flax.core.scope
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 jax.config.update("jax_num_cpu_devices", 8)
 # A background job of a shell ignores SIGINT, and so would the programs that the tests start.
@@ -254,6 +256,9 @@ def pytest_configure(config):
         # Wherever a model is traced, Flax traces the initializer of each parameter again, to
         # compare the shapes. This takes a tenth of the time of tracing, so it is left to --full.
         flax.core.scope.jax = types.SimpleNamespace(**vars(jax) | {"eval_shape": lambda init: ()})
+        # JAX makes a context of MLIR for each program that it lowers, which takes 3.6 ms. The
+        # programs of a file share one: 30 sines are lowered in 6.6 instead of 10.4 ms (2026-11-27).
+        mlir.make_ir_context = _shared_context
 
 
 def pytest_collection_modifyitems(config, items):
@@ -288,6 +293,17 @@ def pytest_runtest_setup(item):
     seconds = item.config.getoption("--seconds")
     if seconds and time.monotonic() - STARTED > seconds:
         pytest.skip(OUT_OF_TIME)
+
+
+_contexts = {}  # {thread: context}, as a context may not be used by two threads at once
+_make_context = mlir.make_ir_context
+
+
+def _shared_context():
+    thread = threading.get_ident()
+    if thread not in _contexts:
+        _contexts[thread] = _make_context()
+    return _contexts[thread]
 
 
 def _count_program(event, seconds, **_):
@@ -332,6 +348,7 @@ def _forgotten():
     """Forgets the compiled programs of each test file, which would take gigabytes."""
     yield
     jax.clear_caches()
+    _contexts.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,7 @@ ENV = {**os.environ}
 # each must import all that it needs.
 _SLOW_LIBRARIES = [
     "jax",
+    "jax.experimental.pallas",
     "flax.linen",
     "optax",
     "orbax.checkpoint",
@@ -30,6 +31,8 @@ _SLOW_LIBRARIES = [
     "tensorboardX",
     "matplotlib.figure",
     "sacremoses",
+    "scipy.optimize",
+    "scipy.stats",
 ]
 # Programs that use a run or a folder and train nothing.
 _USES = {

@@ -41,7 +41,7 @@ def damage(folder):
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_restored(tiny, tmp_path, capsys):
     config = tiny(train__num_steps=6, train__eval_every=2)
     task = make_task(config)
-    program = Program.of(config, task)
+    program = Program.of(config, task, jax.devices()[:1])
     run(config, task, tmp_path / "run", program)
     expected = final_state(tmp_path / "run", config, program, 6)
     expected_lines = lines(tmp_path / "run")

@@ -105,7 +105,7 @@ def test_the_files_of_a_run(tiny, tmp_path, capsys, monkeypatch, drawn):
     )
     workdir = tmp_path / "run"
     task = make_task(config)
-    program = Program.of(config, task)
+    program = Program.of(config, task, jax.devices()[:1])
     result = run(config, task, workdir, program)
     batches = task.rows().eval["valid"].num_batches(config.train.batch)
     # The first batch of each evaluation may be compiled, so it does not count.
