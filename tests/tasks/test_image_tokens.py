@@ -202,7 +202,9 @@ class EqualCodes(nn.Module):
 
 def test_each_position_of_an_image_has_random_numbers_of_its_own():
     params = {"unused": np.zeros(1)}
-    placement = sharding.Placement.of(params, configs.experiment(model=MODEL, task=dict(name="vqvae")).mesh)
+    placement = sharding.Placement.of(
+        params, configs.experiment(model=MODEL, task=dict(name="vqvae")).mesh
+    )
     sampler = image_tokens.CodeSampler(EqualCodes(1000), num_codes=1000, length=6)
     drawn = sampler(params, np.zeros(2, np.int32), placement, seed=0, temperature=1.0)
     # 12 draws of 1,000 equally likely codes: about 1 pair in 15 such tests would be equal, and
