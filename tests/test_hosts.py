@@ -24,6 +24,7 @@ from tests.tasks.conftest import trained
 from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.runs.train import train
+from transformer_jax.training import checkpoint
 
 SHORT = dict(
     train__num_steps=6,
@@ -243,27 +244,27 @@ def test_ctrl_c_to_one_saves_and_ends_all(tmp_path):
     _check_digests(tmp_path / "run/checkpoints" / steps[0].replace(",", ""))
 
 
-def _check_digests(checkpoint):
+def _check_digests(folder):
     """Asserts that each process has digested its files, and that damage to each file is noticed."""
     listed = {
-        name: json.loads((checkpoint / name).read_text())
+        name: json.loads((folder / name).read_text())
         for name in ("digests.json", "digests-0.json", "digests-1.json")
     }
-    assert checkpoint.damage(checkpoint) is None
+    assert checkpoint.damage(folder) is None
     for process in 0, 1:
         own = listed[f"digests-{process}.json"]
         assert own and all(f"/ocdbt.process_{process}/" in name for name in own)
     names = [name for digests_of in listed.values() for name in digests_of]
-    files = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     unread = {"digests.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
     assert sorted(names) == sorted(files - unread)
     for name in names:
-        file = checkpoint / name
+        file = folder / name
         content = file.read_bytes()
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        assert checkpoint.damage(checkpoint) == f"{name}: checksum mismatch"
+        assert checkpoint.damage(folder) == f"{name}: checksum mismatch"
         file.unlink()
-        assert checkpoint.damage(checkpoint) == f"{name}: missing"
+        assert checkpoint.damage(folder) == f"{name}: missing"
         file.write_bytes(content)
 
 
