@@ -69,15 +69,23 @@ def main() -> None:
     print(json.dumps({key: [_record(row) for row in rows] for key, rows in tables.items()}))
 
 
+def sizes() -> list[tuple[str, float, int]]:
+    """Returns (name, year of publication, parameters) of the largest model of each paper.
+
+    Raises UserError if the package is installed without a checkout.
+    """
+    return list(_published_tables().sizes())
+
+
 def _draw_sizes() -> None:
     """Draws the sizes of models over the years, and prints them as JSON."""
     from transformer_jax import pictures
 
     cli.check_output("picture")
-    sizes = list(_published_tables().sizes())
+    counted = sizes()
     title = "Parameters of published models, counted from their configs"
-    pictures.save(pictures.model_sizes(sizes, title), cli.FLAGS.picture)
-    records = [{"name": name, "year": year, "params": count} for name, year, count in sizes]
+    pictures.save(pictures.model_sizes(counted, title), cli.FLAGS.picture)
+    records = [{"name": name, "year": year, "params": count} for name, year, count in counted]
     print(json.dumps({"sizes": records}))
 
 
