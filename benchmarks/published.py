@@ -216,7 +216,7 @@ def models() -> Iterator[Row]:
         yield Row(model.name, params, model.params, f"configs/{model.config}{flags}", model.note)
 
 
-# (name, config below configs/, year of publication): the largest model of each paper, dated by the
+# (name, config below configs/, year of publication): the largest model of a paper, dated by the
 # month in which the paper, or the model's announcement, appeared.
 YEARS = (
     ("Transformer big", "wmt/big.py", 2017 + 5 / 12),
@@ -224,14 +224,10 @@ YEARS = (
     ("GPT-1", "gpt/gpt1.py", 2018 + 5 / 12),
     ("BERT large", "bert/large.py", 2018 + 9 / 12),
     ("GPT-2", "gpt/gpt2.py:1558m", 2019 + 1 / 12),
-    ("RoBERTa large", "roberta/large.py", 2019 + 6 / 12),
     ("ALBERT xxlarge", "albert/xxlarge.py", 2019 + 8 / 12),
     ("T5 11B", "t5/t5.py:11b", 2019 + 9 / 12),
-    ("ELECTRA large", "electra/electra.py:large", 2020 + 2 / 12),
     ("GPT-3", "gpt/gpt3.py:175b", 2020 + 4 / 12),
-    ("wav2vec 2.0 large", "wav2vec2/large.py:pretrain", 2020 + 5 / 12),
-    ("ViT-H/14", "vit/vit.py:h14", 2020 + 9 / 12),
-    ("Llama 2 70B", "decoder/llama2.py:70b", 2023 + 6 / 12),
+    ("Llama 2", "decoder/llama2.py:70b", 2023 + 6 / 12),
 )
 
 

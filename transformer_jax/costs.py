@@ -83,7 +83,7 @@ def _draw_sizes() -> None:
 
     cli.check_output("picture")
     counted = sizes()
-    title = "Parameters of published models, counted from their configs"
+    title = "Parameters of published models of text, counted from their configs"
     pictures.save(pictures.model_sizes(counted, title), cli.FLAGS.picture)
     records = [{"name": name, "year": year, "params": count} for name, year, count in counted]
     print(json.dumps({"sizes": records}))

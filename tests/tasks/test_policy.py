@@ -215,7 +215,8 @@ def test_wrong_keys_are_refused(name, changes, message, gpt, tmp_path):
 
 
 def test_the_reward_of_a_reply_is_its_chrf_against_the_grammars_translation():
-    config = configs.experiment(data=dict(corpus="grammar", corpus_size=8))
+    file = ROOT / "configs/preferences/quickstart.py"
+    config = configs.load(str(file), [("data.corpus_size", "8")])
     texts = chat_rows.Contents(open_conversations(config.data, "train"))
     task = object.__new__(GrammarReward)
     task.config, task.prompt_length = config, 40

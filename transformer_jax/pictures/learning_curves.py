@@ -170,7 +170,7 @@ def model_sizes(models: Iterable[tuple[str, float, int]], title: str = "") -> "F
         axes.annotate(label, (year, parameters), (6, -3), textcoords="offset points", fontsize=9)
     axes.set(xlabel="year of publication", ylabel="parameters")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.margins(0.12)
+    axes.margins(0.2, 0.1)  # the labels, on the right of their points, need the width
     axes.grid(alpha=0.3)
     return figure
 
