@@ -76,7 +76,7 @@ def scaled(text):
         assert len(variances) == len(gradients) == 5
         if measures:
             assert rises(variances) and rises(largest) and rises(gradients[::-1])
-            assert gradients[-1] < gradients[0] / 10
+            assert gradients[-1] < gradients[0] / 8
         else:
             assert max(variances) < 1.5 * min(variances)
             assert max(gradients) < 1.2 * min(gradients)
