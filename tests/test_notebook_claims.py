@@ -1,5 +1,6 @@
 """What the notebooks claim, their committed outputs show, and so do their cells when they run."""
 
+import base64
 import contextlib
 import io
 import json
@@ -8,6 +9,7 @@ import re
 
 import matplotlib
 import pytest
+from PIL import Image
 
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
 
@@ -175,7 +177,7 @@ def test_rewards_and_divergences_are_shown_as_they_grow():
     for cell in ("ppo", "grpo"):
         log = committed("9_preferences", cell, "stderr")
         rewards, divergences = (
-            numbers(log, rf"step [\d,/]+ .*?\b{name}") for name in ("reward", "kl")
+            numbers(log, rf"step [\d,]+/[\d,]+ .*?\b{name}") for name in ("reward", "kl")
         )
         assert len(rewards) == len(divergences) == 6
         assert rewards[-1] > rewards[0] and divergences[-1] > divergences[0]
@@ -188,6 +190,12 @@ def test_rewards_and_divergences_are_shown_as_they_grow():
     assert all(float(share) > 2 * sft for share in shares.values())
 
 
-def test_the_animation_has_a_frame_for_each_layer_and_token():
-    cell = cells("8_history")["steps"]
-    assert any("image/gif" in each.get("data", {}) for each in cell["outputs"])
+def test_the_animation_has_a_frame_for_each_step():
+    """The source, two layers of the encoder, and each token of the translation."""
+    outputs = cells("8_history")["steps"]["outputs"]
+    (picture,) = [
+        each["data"]["image/gif"] for each in outputs if "image/gif" in each.get("data", {})
+    ]
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as animation:
+        (count,) = re.findall(r"^(\d+) frames", committed("8_history", "steps"))
+        assert animation.n_frames == int(count) > 3
