@@ -216,6 +216,27 @@ def models() -> Iterator[Row]:
         yield Row(model.name, params, model.params, f"configs/{model.config}{flags}", model.note)
 
 
+# (name, config below configs/, year of publication): the largest model of a paper, dated by the
+# month in which the paper, or the model's announcement, appeared.
+YEARS = (
+    ("Transformer big", "wmt/big.py", 2017 + 5 / 12),
+    ("ELMo", "elmo/base.py", 2018 + 1 / 12),
+    ("GPT-1", "gpt/gpt1.py", 2018 + 5 / 12),
+    ("BERT large", "bert/large.py", 2018 + 9 / 12),
+    ("GPT-2", "gpt/gpt2.py:1558m", 2019 + 1 / 12),
+    ("ALBERT xxlarge", "albert/xxlarge.py", 2019 + 8 / 12),
+    ("T5 11B", "t5/t5.py:11b", 2019 + 9 / 12),
+    ("GPT-3", "gpt/gpt3.py:175b", 2020 + 4 / 12),
+    ("Llama 2", "decoder/llama2.py:70b", 2023 + 6 / 12),
+)
+
+
+def sizes() -> Iterator[tuple[str, float, int]]:
+    """Yields (name, year of publication, parameters) of the largest model of each paper."""
+    for name, config, year in YEARS:
+        yield name, year, estimate.parameters(make_task(config))["params"]
+
+
 def trainings() -> Iterator[Row]:
     """Yields the FLOPs of trainings: by device hours, by 6ND and by every matrix product."""
     yield from _translation("Transformer base", "wmt/base.py", hours=12, printed="3.3e18")

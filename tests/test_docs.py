@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -133,3 +134,20 @@ def test_the_readme_is_one_page():
     assert len(lines) <= MAX_LINES
     links = re.findall(r"\]\(([\w/.]+)\)", "\n".join(lines))
     assert links and all((ROOT / link).is_file() for link in links)
+
+
+def test_recurrence_against_attention_is_as_measured():
+    """On two cores the LSTM wins at every length, and what no GPU has measured is left empty."""
+    rows = json.loads((ROOT / "benchmarks/results/distance_cpu.json").read_text())["rows"]
+    measured = {}
+    for row in rows:
+        if "length" in row:
+            measured.setdefault(row["length"], []).append(round(row["ours"]))
+    page = (ROOT / "docs/history.md").read_text().partition("## Seconds by length")[2]
+    table = {}
+    for line in re.findall(r"^\| [\d,]+ \|.*", page.partition("## ")[0], re.MULTILINE):
+        length, *cells = (cell.strip().replace(",", "") for cell in line.strip("|").split("|"))
+        table[int(length)] = cells
+    assert {length: [*map(int, cells[:2])] for length, cells in table.items()} == measured
+    assert all(lstm < attention for lstm, attention in measured.values())
+    assert all(cells[4:] == ["", ""] and float(cells[2]) < 1 for cells in table.values())

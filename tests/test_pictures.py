@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from matplotlib.text import Text
+from PIL import Image, ImageSequence
 
 from tests.conftest import build_config
 from tests.finetuning import examples
@@ -80,6 +81,47 @@ def test_attention_of_a_word_in_two_texts():
     for word, words in (("dog", "not among"), ("the", "twice or more")):
         with pytest.raises(UserError, match=words):
             pictures.attended_by(word, [("one", ATTENDED._replace(queries=["the", "the", "it"]))])
+
+
+def test_a_translation_has_a_frame_for_each_layer_and_token(tmp_path):
+    """A frame shows what has been written so far, and the GIF file has all frames."""
+    source, target = ["a", "dog", "$"], ["ein", "Hund"]
+    random = np.random.default_rng(0)
+
+    def weights(queries, keys):
+        shape = (2, 4, len(queries))
+        found = random.dirichlet(np.ones(len(keys)), size=shape).astype(np.float32)
+        return Attended(found, queries, keys)
+
+    figures = pictures.translation_steps(
+        weights(source, source), weights(target, ["<s>", "ein"]), weights(target, source), "title"
+    )
+    texts = [{text.get_text() for text in figure.axes[0].texts} for figure in figures]
+    source = {"a", "dog", r"\$"}
+    assert texts == [source] * 3 + [source | {"<s>", "ein"}, source | {"<s>", "ein", "Hund"}]
+    assert [figure.axes[0].get_title("left") for figure in figures] == [
+        "the tokens of the source",
+        "encoder, layer 1 of 2: all tokens at once",
+        "encoder, layer 2 of 2: all tokens at once",
+        "decoder, step 1 of 2: it writes ein",
+        "decoder, step 2 of 2: it writes Hund",
+    ]
+    lines = [len(figure.axes[0].patches) for figure in figures]
+    assert lines[0] == 0 and sorted(lines) == lines
+    pictures.save_animation(figures, tmp_path / "steps.gif")
+    with Image.open(tmp_path / "steps.gif") as animation:
+        assert (animation.format, animation.n_frames) == ("GIF", 5)
+        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(animation)]
+    assert durations[:-1] == [900] * 4 and durations[-1] == 2700
+
+
+def test_sizes_are_labeled_with_three_digits():
+    figure = pictures.model_sizes(
+        [("small", 2018.5, 117_000_000), ("large", 2020, 174_604_000_000)]
+    )
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["small, 117 M", "large, 175 B"]
+    assert axes.get_yscale() == "log"
 
 
 def test_curves_of_several_runs_against_steps_or_tokens():
@@ -246,6 +288,7 @@ def runs(tmp_path_factory):
     "positions-wmt-arguments3",
     "positions-bert-arguments4",
     "attention-wmt-arguments6",
+    "animation-wmt-arguments7",
 )
 @pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
@@ -258,6 +301,7 @@ def runs(tmp_path_factory):
         ("positions", "bert", []),
         ("attention", "gpt", ["--text=the cat sat", "--layer=2", "--head=1", "--pieces"]),
         ("attention", "wmt", ["--text=a dog runs", "--target=ein hund", "--kind=decoder"]),
+        ("animation", "wmt", ["--text=a dog runs", "--target=ein hund"]),
         (
             "coreference",
             "bert",
@@ -284,7 +328,8 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
     )
     assert done.returncode == 0 and done.stdout.endswith(f"{path}\n"), done.stderr
     assert len(done.stdout.splitlines()) == (5 if picture == "masking" else 1)
-    assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 3000
+    expected = b"GIF8" if picture == "animation" else b"\x89PNG"
+    assert path.read_bytes()[:4] == expected and path.stat().st_size > 3000
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -325,6 +370,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
             ["attention", "--workdir=@bert", "--text=a cat", "--target=b"],
             ["--target", "translation"],
         ),
+        (["animation", "--workdir=@gpt", "--text=a cat"], ["a Transformer that translates"]),
         (["coreference", "--workdir=@bert", "--text=a cat sat"], ["'it' is not among the words"]),
         (["masks", "--layer=1"], ["--layer: not for masks"]),
         (["masks", "--config.model.foo=3"], ["--config.model.foo", "no config here"]),

@@ -7,7 +7,8 @@ A fine-tuning config takes its model from --config.init_from; each row is counte
 
 Without --config, it computes published figures from the package's layers and configs, and prints
 them beside the published values: FLOPs of layers, parameters of all named models, and FLOPs of
-training runs. Tables go to stderr, and one JSON object goes to stdout.
+training runs. Tables go to stderr, and one JSON object goes to stdout. With --picture=FILE.png, it
+draws the sizes of models over the years instead, and prints them.
 """
 
 import json
@@ -36,13 +37,20 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "price", None, "Price of an hour of one device, in any currency.", lower_bound=0
     )
+    flags.DEFINE_string(
+        "picture", None, "PNG file to draw: the sizes of models over the years, from their configs."
+    )
 
 
 def main() -> None:
     if cli.FLAGS.config:
+        if cli.FLAGS.picture:
+            raise UserError("--picture: of all named models, so not with --config")
         return _config_costs()
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
         raise UserError(f"--{given[0]} needs --config, whose cost is computed")
+    if cli.FLAGS.picture:
+        return _draw_sizes()
     from transformer_jax.pictures.progress import say
 
     published = _published_tables()
@@ -59,6 +67,26 @@ def main() -> None:
     for key, rows in tables.items():
         say("\n".join([titles[key], *map(_line, rows)]))
     print(json.dumps({key: [_record(row) for row in rows] for key, rows in tables.items()}))
+
+
+def sizes() -> list[tuple[str, float, int]]:
+    """Returns (name, year of publication, parameters) of the largest model of each paper.
+
+    Raises UserError if the package is installed without a checkout.
+    """
+    return list(_published_tables().sizes())
+
+
+def _draw_sizes() -> None:
+    """Draws the sizes of models over the years, and prints them as JSON."""
+    from transformer_jax import pictures
+
+    cli.check_output("picture")
+    counted = sizes()
+    title = "Parameters of published models of text, counted from their configs"
+    pictures.save(pictures.model_sizes(counted, title), cli.FLAGS.picture)
+    records = [{"name": name, "year": year, "params": count} for name, year, count in counted]
+    print(json.dumps({"sizes": records}))
 
 
 def _record(row) -> dict:

@@ -1,9 +1,11 @@
-"""Draws pictures of a model and its training into a PNG file: python -m transformer_jax.draw
+"""Draws pictures of a model and its training into a file: python -m transformer_jax.draw
 attention --workdir=DIR --text="..." --output=FILE.png
 
     attention     the attention weights between the words of --text, in all layers and heads; with
                   --layer=2 in the heads of one layer, labeled with the words; with --layer=2
                   --head=3 in one head
+    animation     a GIF file: how the layers of the encoder read --text, and how the decoder of a
+                  translation run writes the translation, or --target, token by token
     coreference   the words that "it" attends to in "The animal didn't cross the street because it
                   was too tired" and "... too wide"; --text (twice) and --word set others
     neighbours    the occurrences of --word in --texts=FILE with the most similar hidden states in
@@ -45,6 +47,7 @@ TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 
 _FLAGS = {  # besides --output; others are refused, because a picture would ignore them
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
+    "animation": ("workdir", "step", "text", "target"),
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
     "analogy": ("workdir", "step", "words", "analogies"),
@@ -62,7 +65,7 @@ def define_flags() -> None:
     cli.define_commands(*_FLAGS)
     cli.define_workdir(multiple=True)
     cli.define_step()
-    flags.DEFINE_string("output", None, "PNG file to write; default PICTURE.png.")
+    flags.DEFINE_string("output", None, "File to write; default PICTURE.png, or animation.gif.")
     flags.DEFINE_multi_string("text", [], "A text; for coreference, two or more.")
     flags.DEFINE_string(
         "target", None, "Translation of --text; default: the model's own translation."
@@ -119,10 +122,12 @@ def main() -> None:
 
     options, picture = cli.FLAGS, cli.command()
     _check_flags(options, picture)
-    path = options.output or f"{picture}.png"
+    is_animated = picture == "animation"
+    path = options.output or f"{picture}.{'gif' if is_animated else 'png'}"
     cli.check_output("output")
     draw = {
         "attention": attention,
+        "animation": animation,
         "coreference": coreference,
         "neighbours": neighbours,
         "analogy": analogy,
@@ -134,7 +139,8 @@ def main() -> None:
         "confusion": confusion,
         "curves": curves,
     }[picture]
-    pictures.save(draw(options), path)
+    save = pictures.save_animation if is_animated else pictures.save
+    save(draw(options), path)
     print(path)
 
 
@@ -160,6 +166,21 @@ def attention(options):
     weights = task.attention(params, text, pieces=options.pieces, **arguments)
     where = "from the translation to the source" if kind == "cross" else f"in the {kind}"
     return pictures.attention(weights, options.layer, options.head, f"attention {where}: {text}")
+
+
+def animation(options):
+    from transformer_jax import pictures
+
+    task, params, folder = _opened(options)
+    (text,) = _texts(options, 1)
+    kinds = ("encoder", "decoder", "cross")
+    if missing := [kind for kind in kinds if kind not in task.attentions]:
+        raise UserError(f"{folder}: animation needs a Transformer that translates; no {missing[0]}")
+    target = options.target
+    if target is None:
+        target = next(task.translate(params, [text], long="refuse"))[0].text
+    weights = (task.attention(params, text, target, kind, pieces=True) for kind in kinds)
+    return pictures.translation_steps(*weights, title=text)
 
 
 def coreference(options):

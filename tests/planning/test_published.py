@@ -147,6 +147,16 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.full
+def test_sizes_over_the_years_are_drawn(tmp_path):
+    done = call("costs", f"--picture={tmp_path}/sizes.png")
+    assert done.returncode == 0, done.stderr
+    sizes = {each["name"]: each for each in json.loads(done.stdout)["sizes"]}
+    assert sizes["GPT-2"] == {"name": "GPT-2", "year": 2019 + 1 / 12, "params": 1_557_611_200}
+    assert sizes["GPT-3"]["params"] / sizes["Transformer big"]["params"] == pytest.approx(816, 0.01)
+    assert (tmp_path / "sizes.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.full
 def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
     encoder_run = pretrained(tmp_path, "bert")
     done = call(
@@ -191,6 +201,8 @@ def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
         (["--config=configs/gpt/gpt2.py:124m", "--price=2"], "--price needs --device"),
         (["--config=configs/finetune/glue.py:cola"], "config.init_from is missing"),
         (["--device=h100"], "--device needs --config"),
+        (["--config=configs/gpt/gpt2.py:124m", "--picture=a.png"], "not with --config"),
+        (["--picture=/no/such/a.png"], "no such folder"),
     ],
 )
 def test_a_mistake_costs_one_line(flags, words):

@@ -16,10 +16,14 @@ from tests.tasks import policies
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
-from transformer_jax.data.sources.chat import Prompts
+from transformer_jax.data import chat_rows
+from transformer_jax.data.sources.chat import Prompts, open_conversations
+from transformer_jax.data.tokenizers.chat import ChatTokenizer
+from transformer_jax.data.tokenizers.words import Characters
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.objectives.rollouts import Completions
 from transformer_jax.runs.spec import resolve
+from transformer_jax.tasks.rl.grammar_reward import GrammarReward
 from transformer_jax.training import step, trainer
 from transformer_jax.training.step import Program
 
@@ -233,3 +237,20 @@ def test_prompts_of_files(tmp_path):
 def test_wrong_keys_are_refused(name, changes, message, gpt, tmp_path):
     with pytest.raises(UserError, match=message):
         build(tmp_path, gpt, name, **changes)
+
+
+def test_the_reward_of_a_reply_is_its_chrf_against_the_grammars_translation():
+    file = ROOT / "configs/preferences/quickstart.py"
+    config = configs.load(str(file), [("data.corpus_size", "8")])
+    texts = chat_rows.Contents(open_conversations(config.data, "train"))
+    task = object.__new__(GrammarReward)
+    task.config, task.prompt_length = config, 40
+    task.tokenizer = ChatTokenizer(Characters.train(texts, 200))
+    (prompt, reply), *others = task.read("train").answered()
+    assert prompt[-1]["content"].startswith("How do you say in German: ")
+    assert {messages[0]["role"] for messages, _ in others} == {"system", "user"}
+    # Of the last 40 tokens, two are special; the others are characters.
+    text = task.tokenizer.decode(task.tokenizer.prompt(prompt)[-40:])
+    assert text == prompt[-1]["content"][-38:]
+    assert task.reward_of(text, reply) == 1 and task.reward_of(text, "") == 0
+    assert 0.1 < task.reward_of(text, reply[: len(reply) // 2]) < 0.9

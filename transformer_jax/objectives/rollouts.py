@@ -402,6 +402,9 @@ class Policy(Prompted):
     reward_model: tuple = ()
 
     other_runs = ("reference", "reward")
+    # The reward first: the loss of a policy is near 0 throughout, because the advantages of a step
+    # have a mean of 0.
+    progress_metrics = ("reward", "kl", "loss")
     # Optional: (prompt, completion) -> number, defined by a subclass instead of a reward model. It
     # must be a pure function, so that a resumed run computes the same rewards again.
     reward_of: ClassVar[Callable[[str, str], float] | None] = None

@@ -1,4 +1,4 @@
-"""Figures, which are saved as PNG files, and progress on a terminal.
+"""Figures, which are saved as PNG files or animations, and progress on a terminal.
 
 The functions of this package, such as `pictures.attention` and `pictures.curves`, return figures.
 """
@@ -9,11 +9,12 @@ from transformer_jax.pictures.attention_maps import (
     attention,
     masks,
     mean_attention,
+    translation_steps,
     word_index,
 )
-from transformer_jax.pictures.figure import save
+from transformer_jax.pictures.figure import save, save_animation
 from transformer_jax.pictures.image_grids import contact_maps, images, masked, noised, shares
-from transformer_jax.pictures.learning_curves import bars, confusion, curves, growth
+from transformer_jax.pictures.learning_curves import bars, confusion, curves, growth, model_sizes
 from transformer_jax.pictures.position_vectors import (
     neighbours,
     positions,
@@ -33,13 +34,16 @@ __all__ = [
     "masked",
     "masks",
     "mean_attention",
+    "model_sizes",
     "neighbours",
     "noised",
     "word_index",
     "positions",
     "save",
+    "save_animation",
     "shares",
     "similarity",
+    "translation_steps",
     "word_map",
 ]
 

@@ -215,6 +215,85 @@ def _bare(word: str) -> str:
     return word.strip(".,;:!?\"'()").lower()
 
 
+_LEAST_DRAWN = 0.02  # of a weight; lighter lines can't be seen, and make the file larger
+
+
+def translation_steps(
+    encoder: Attended, decoder: Attended, cross: Attended, title: str = ""
+) -> list["Figure"]:
+    """Returns the figures of an animation: how a translation is encoded and decoded.
+
+    The first figure shows the tokens of the source. Then follows a figure for each layer of the
+    encoder, which reads all tokens at once, and one for each token that the decoder writes, with
+    the tokens to which it attends. The three weights belong to one translation, between tokens. A
+    line is as dark as the mean weight of the heads: of a layer in the encoder, of all layers in the
+    decoder.
+    """
+    encoding = encoder.weights.mean(axis=1)  # (layers, source, source)
+    self_weights, source_weights = (each.weights.mean(axis=(0, 1)) for each in (decoder, cross))
+    depth, length = len(encoding), len(cross.queries)
+    figures = []
+    for step in range(1 + depth + length):
+        num_layers, num_written = min(step, depth), max(step - depth, 0)
+        figure, axes = _columns(encoder.keys, depth, max(len(encoder.keys), length + 1), title)
+        for layer, weights in enumerate(encoding[:num_layers]):
+            is_new = layer == num_layers - 1 and not num_written
+            _connect(axes, (layer + 1, layer), weights, "C0" if is_new else "0.6")
+        written = [decoder.keys[0], *cross.queries][: num_written + 1]
+        if num_written:
+            query = num_written - 1
+            _connect(axes, (depth + 2, depth), source_weights[query : query + 1], "C3", query + 1)
+            _connect(axes, (depth + 2, depth + 2), self_weights[query : query + 1], "C2", query + 1)
+        for row, token in enumerate(written if num_written else []):
+            style = dict(weight="bold", color="C3") if row == num_written else dict(color="black")
+            axes.text(depth + 2.1, -row, verbatim(token), va="center", fontsize=10, **style)
+        axes.set_title(_step_name(num_layers, depth, written, length), fontsize=11, loc="left")
+        figures.append(figure)
+    return figures
+
+
+def _columns(tokens: Sequence[str], depth: int, rows: int, title: str):
+    """Returns a figure and its axes: the source, a column for each layer, room for the target."""
+    figure = new_figure((8, 1.3 + 0.3 * rows), title)
+    axes = figure.subplots()
+    axes.set(xlim=(-1.3, depth + 3.4), ylim=(-rows + 0.3, 0.9))
+    axes.set_axis_off()
+    for row, token in enumerate(tokens):
+        axes.text(-0.1, -row, verbatim(token), ha="right", va="center", fontsize=10)
+    for column in range(depth + 1):
+        axes.plot([column] * len(tokens), -np.arange(len(tokens)), "o", color="0.35", markersize=4)
+    return figure, axes
+
+
+def _connect(axes, columns: tuple[int, int], weights: np.ndarray, color, first_row=0) -> None:
+    """Draws lines from the queries in one column to the keys in another, as dark as the weights.
+
+    `weights` is (Q, K). `first_row` is the row of the first query. Within one column, the lines are
+    arcs, which would otherwise lie on each other.
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    for (query, key), weight in np.ndenumerate(weights):
+        if weight < _LEAST_DRAWN:
+            continue
+        start, end = (columns[0], -query - first_row), (columns[1], -key)
+        bend = "arc3,rad=-0.3" if columns[0] == columns[1] else "arc3"
+        style = dict(color=color, alpha=float(weight), linewidth=0.5 + 2 * float(weight))
+        axes.add_patch(
+            FancyArrowPatch(
+                start, end, arrowstyle="-", connectionstyle=bend, shrinkA=0, shrinkB=0, **style
+            )
+        )
+
+
+def _step_name(num_layers: int, depth: int, written: Sequence[str], length: int) -> str:
+    if len(written) > 1:
+        return verbatim(f"decoder, step {len(written) - 1} of {length}: it writes {written[-1]}")
+    if num_layers:
+        return f"encoder, layer {num_layers} of {depth}: all tokens at once"
+    return "the tokens of the source"
+
+
 def masks(visible: Mapping[str, np.ndarray], title: str = "") -> "Figure":
     """Returns a figure of attention masks, bool (Q, K): dark where a query sees a key."""
     figure = new_figure((1 + 2.9 * len(visible), 3.6), title)

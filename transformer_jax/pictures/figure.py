@@ -1,7 +1,9 @@
-"""What all figures share: creation, titles, and saving as PNG files."""
+"""What all figures share: creation, titles, and saving as PNG files and as animations."""
 
+import io
 import pathlib
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from transformer_jax.storage import buckets
@@ -21,6 +23,43 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     with buckets.writing(path), buckets.appearing(path) as temporary:
         # The format is named, because the user's path may have another suffix or none.
         figure.savefig(temporary, dpi=120, format="png")
+
+
+_GIF_COLOURS = 64  # of an animation; a figure has few, and each bit saves an eighth of the file
+_LAST_FRAME = 3  # times the others' duration, so that the end can be read before the first frame
+
+
+def save_animation(
+    figures: Sequence["Figure"], path: str | pathlib.Path, seconds: float = 0.9
+) -> None:
+    """Writes figures of equal size to an animated GIF file, which repeats without end.
+
+    Each figure is shown for `seconds`, and the last one three times as long. The file appears as a
+    whole or not at all. Raises UserError if it cannot be written.
+    """
+    from PIL import Image  # a dependency of matplotlib
+
+    path = pathlib.Path(path)
+    frames = []
+    for figure in figures:
+        png = io.BytesIO()
+        figure.savefig(png, dpi=90, format="png")
+        # Without dithering, whose noise does not compress.
+        frame = Image.open(png).convert("RGB")
+        frames.append(frame.quantize(_GIF_COLOURS, dither=Image.Dither.NONE))
+    durations = [round(1000 * seconds)] * len(frames)
+    durations[-1] *= _LAST_FRAME
+    first, *others = frames
+    with buckets.writing(path), buckets.appearing(path) as temporary:
+        first.save(
+            temporary,
+            format="GIF",
+            save_all=True,
+            append_images=others,
+            duration=durations,
+            loop=0,
+            optimize=True,
+        )
 
 
 def new_figure(size: tuple[float, float], title: str) -> "Figure":

@@ -1,4 +1,4 @@
-"""Figures of learning curves, of growing costs, of named numbers, and of confusion matrices."""
+"""Figures of learning curves, growing costs, model sizes, named numbers, confusion matrices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -155,6 +155,30 @@ def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
     # Inverted, because matplotlib counts bars from the bottom.
     axes.invert_yaxis()
     return figure
+
+
+def model_sizes(models: Iterable[tuple[str, float, int]], title: str = "") -> "Figure":
+    """Returns a figure of (name, year of publication, parameters), on a logarithmic scale.
+
+    A year is a number such as 2018.75, for October 2018.
+    """
+    figure = new_figure((9, 5.5), title)
+    axes = figure.subplots()
+    for name, year, parameters in models:
+        axes.semilogy(year, parameters, "o", color="C0")
+        label = f"{verbatim(name)}, {_rounded(parameters)}"
+        axes.annotate(label, (year, parameters), (6, -3), textcoords="offset points", fontsize=9)
+    axes.set(xlabel="year of publication", ylabel="parameters")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.margins(0.2, 0.1)  # the labels, on the right of their points, need the width
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _rounded(count: int) -> str:
+    """Returns a count with three digits, such as 124 M or 1.56 B."""
+    unit, name = (1e9, "B") if count >= 1e9 else (1e6, "M")
+    return f"{count / unit:.3g} {name}"
 
 
 # ------------------------------------------------------------------------------- confusion matrices

@@ -14,7 +14,7 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 import grain
@@ -147,6 +147,7 @@ class Trainer:
         config = self.config
         self._clock = Clock()
         self._check_evaluated()
+        self._check_progress_metrics()
         # On the way out, the watchdog ends first, and then the last save is awaited, while signals
         # are still handled.
         with (
@@ -161,7 +162,9 @@ class Trainer:
             self._timer = SaveTimer(config.checkpoint.minutes, self.start)
             self._updates = _Updates(self.program.train_step, self._clock, self._watchdog)
             with (
-                Reporter(self.workdir, self.start, self._num_steps) as self._reporter,
+                Reporter(
+                    self.workdir, self.start, self._num_steps, self.task.progress_metrics
+                ) as self._reporter,
                 Trace(self._reporter.folder, profile) as self._trace,
                 doing("training"),
             ):
@@ -244,6 +247,16 @@ class Trainer:
                 f"config.train.patience={patience}: needs a validation set; name one with {keys}"
             )
         say(f"no validation set: this run will not be evaluated; {keys} would name one")
+
+    def _check_progress_metrics(self) -> None:
+        """Raises UserError if the progress line is to show what the loss does not measure."""
+        measured = self.program.state.metrics
+        if missing := [name for name in self.task.progress_metrics if name not in measured]:
+            names = ", ".join(name for name in measured if name != "filled")
+            raise UserError(
+                f"config.task.name={self.config.task.name}: its progress_metrics name "
+                f"{missing[0]!r}, which its loss does not measure; there are: {names}"
+            )
 
     def _opened_checkpoints(self) -> Checkpoints:
         def is_frozen(path: tuple[str, ...]) -> bool:
@@ -970,11 +983,19 @@ class Reporter:
       folder: the local folder to which the files are written; None in processes other than 0.
       evaluations: the recorded evaluations up to `start`, each {name: score}.
       evaluated: the evaluation recorded at `start`; empty if there is none.
+      shown: the names of the training metrics that the progress line shows.
     """
 
-    def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
+    def __init__(
+        self,
+        workdir: pathlib.Path | buckets.Path,
+        start: int,
+        num_steps: int,
+        shown: Sequence[str] = ("loss",),
+    ):
         self.workdir = workdir
         self.num_steps = num_steps
+        self.shown = shown
         self.name = "/".join(str(workdir).rstrip("/").split("/")[-2:])  # such as runs/quickstart
         self.active = jax.process_index() == 0
         self.folder: pathlib.Path | None = None
@@ -1048,7 +1069,7 @@ class Reporter:
         """Shows the measurements: beside the bar in a terminal, elsewhere as a line of text."""
         if not self.active:
             return
-        note = _note(values)
+        note = _note(values, self.shown)
         if console.is_terminal:
             self._bar.advance(0, note)
         else:
@@ -1074,8 +1095,8 @@ class Reporter:
         return buckets.writing(self.workdir, RunError, "; the saved checkpoints are complete")
 
 
-def _note(values: dict[str, float]) -> str:
-    """Returns the text of the progress line."""
+def _note(values: dict[str, float], shown: Sequence[str]) -> str:
+    """Returns the text of the progress line, which begins with the training metrics `shown`."""
     speed = ""
     if math.isfinite(mfu := values["train/mfu"]):
         speed = f"{values['train/tokens_per_second']:,.0f} tokens/s  "
@@ -1083,8 +1104,9 @@ def _note(values: dict[str, float]) -> str:
         if mfu <= 1:
             speed += f"MFU {mfu:.0%}  "
     skipped = f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""
+    measured = "  ".join(f"{name} {values[f'train/{name}']:.4f}" for name in shown)
     return (
-        f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {speed}"
+        f"{measured}  lr {values['train/learning_rate']:.2e}  {speed}"
         f"padding {values['train/padding']:.1%}{skipped}"
     )
 

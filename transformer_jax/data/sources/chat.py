@@ -191,7 +191,7 @@ def open_conversations(data, split: str) -> Conversations | GrammarConversations
 
 
 # --------------------------------------------------------------------------------------------------
-# Prompts: JSON lines, or text files with one prompt per line.
+# Prompts: JSON lines, text files with one prompt per line, or the built-in questions.
 #
 # A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are
 # ignored, so that files of preferences or conversations with completions can serve as prompts, too.
@@ -216,8 +216,29 @@ class Prompts:
                     yield _prompt(line, f"{path}:{number}") if is_json else line
 
 
-def open_prompts(data, split: str) -> Prompts | None:
+@dataclasses.dataclass(frozen=True)
+class Questions:
+    """The first question of each conversation, with the message of the system before it, if any."""
+
+    conversations: Conversations | GrammarConversations
+
+    def fingerprint(self) -> dict:
+        return {"prompts": self.conversations.fingerprint()}
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (prompt for prompt, _ in self.answered())
+
+    def answered(self) -> Iterator[tuple[list[Message], str]]:
+        """Yields each question with the reply that the conversation gives."""
+        for messages in self.conversations:
+            first = next(i for i, each in enumerate(messages) if each["role"] == "assistant")
+            yield messages[:first], messages[first]["content"]
+
+
+def open_prompts(data, split: str) -> Prompts | Questions | None:
     """Returns the prompts of a split that `config.data` names, or None if it names none."""
+    if data.corpus:
+        return Questions(open_conversations(data, split))
     paths = split_files(data, split)
     return paths and Prompts(paths)
 

@@ -1,0 +1,201 @@
+"""What the notebooks claim, their committed outputs show, and so do their cells when they run."""
+
+import base64
+import contextlib
+import io
+import json
+import pathlib
+import re
+
+import matplotlib
+import pytest
+from PIL import Image
+
+NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
+
+
+def cells(notebook: str) -> dict[str, dict]:
+    """Returns the cells of a notebook by their ids."""
+    content = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text())
+    return {cell["id"]: cell for cell in content["cells"]}
+
+
+def committed(notebook: str, cell: str, stream: str = "stdout") -> str:
+    """Returns the text that a cell has printed, as it is committed."""
+    outputs = cells(notebook)[cell]["outputs"]
+    return "".join("".join(each["text"]) for each in outputs if each.get("name") == stream)
+
+
+def executed(notebook: str, *ids: str) -> str:
+    """Runs cells in the setting of a CPU, in this process, and returns what the last one prints."""
+    namespace = {"__name__": "__main__"}
+    for name in ids:
+        lines = "".join(cells(notebook)[name]["source"]).splitlines()
+        source = "\n".join(line for line in lines if not line.startswith("%"))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, f"{notebook}, {name}", "exec"), namespace)
+    return printed.getvalue()
+
+
+def numbers(text: str, before: str) -> list[float]:
+    """Returns the numbers that stand after the words `before` in a text."""
+    return [float(found) for found in re.findall(rf"{before} +(-?[\d.]+(?:e[+-]?\d+)?)", text)]
+
+
+def rises(values: list[float]) -> bool:
+    return all(low < high for low, high in zip(values, values[1:]))
+
+
+# ------------------------------------------------- the claims, about the printed text of their cell
+
+
+def fuzzy(text):
+    """A sharp look-up of a key gives its value, and a query beside it the nearest key's."""
+    assert "exact: 4098 None" in text
+    values = {
+        (int(factor), name): float(value)
+        for factor, name, value in re.findall(r"factor +(\d+): (\w+) .* value (\d+)", text)
+    }
+    assert {values[0, name] for name in ("jack", "guido", "jacky")} == {4121}  # the mean
+    assert [values[50, name] for name in ("jack", "sape", "guido", "jacky")] == [
+        4098,
+        4139,
+        4127,
+        4098,
+    ]
+    assert abs(values[5, "jacky"] - 4098) < abs(values[0, "jacky"] - 4098)
+
+
+def scaled(text):
+    """By width, unscaled scores get a larger variance and a smaller gradient; scaled ones don't."""
+    lines = text.splitlines()
+    for name, measures in (("unscaled", rises), ("scaled", None)):
+        own = "\n".join(line for line in lines if f"  {name} " in line)
+        variances, largest, gradients = (
+            numbers(own, words)
+            for words in ("variance of the scores", "largest weight", "norm of the gradient")
+        )
+        assert len(variances) == len(gradients) == 5
+        if measures:
+            assert rises(variances) and rises(largest) and rises(gradients[::-1])
+            assert gradients[-1] < gradients[0] / 8
+        else:
+            assert max(variances) < 1.5 * min(variances)
+            assert max(gradients) < 1.2 * min(gradients)
+
+
+def counts(text):
+    """P(dog | the) > P(the | the), from bigrams."""
+    (dog,), (the,) = (numbers(text, rf"P\({word} \| the\) = .* =") for word in ("dog", "the"))
+    assert dog > the == 0
+
+
+def exploding(text):
+    """A gain below 1 lets the gradient vanish, a large one explode, which clipping alone cures."""
+    shares = numbers(text, "arrives")
+    assert shares[0] < 1e-8 and rises(shares) and shares[-1] > 10
+    longest, last = (numbers(text, words) for words in ("longest gradient", "last loss"))
+    assert longest[0] > 1000  # not clipped
+    assert last[1] < 1 and last[1] < last[0] / 2
+
+
+def samples(text):
+    """Characters: small tables, invented words, long ways. Words: the opposite of each."""
+    characters, words = text.split("words: ")
+    tables, invented, arrives = (
+        [pattern(part) for part in (characters, words)]
+        for pattern in (
+            lambda part: int(re.search(r"([\d,]+) of them", part)[1].replace(",", "")),
+            lambda part: float(re.search(r"; ([\d.]+)%", part)[1]),
+            lambda part: float(re.search(r"which ([\d.]+) of the gradient", part)[1]),
+        )
+    )
+    assert tables[1] > 10 * tables[0]
+    assert invented[0] > 1 and invented[1] == 0
+    assert arrives[1] > arrives[0]
+
+
+def sizes(text):
+    """Of GPT-3, 175 billion parameters; the years are in order, and the sizes grow 800-fold."""
+    rows = [line.split() for line in text.splitlines()]
+    counted = {" ".join(row[1:-1]): int(row[-1].replace(",", "")) for row in rows}
+    assert rises([float(row[0]) for row in rows])
+    assert round(counted["GPT-3"] / 1e9) == 175
+    assert 800 < counted["GPT-3"] / counted["Transformer big"] < 850
+
+
+CLAIMS = {
+    ("4_attention", "fuzzy"): fuzzy,
+    ("4_attention", "cell-11"): scaled,
+    ("5_scaling", "sizes"): sizes,
+    ("8_history", "counts"): counts,
+    ("8_history", "exploding"): exploding,
+    ("8_history", "samples"): samples,
+}
+
+
+@pytest.mark.parametrize("notebook, cell", CLAIMS, ids=lambda value: value)
+def test_the_committed_output_shows_it(notebook, cell):
+    CLAIMS[notebook, cell](committed(notebook, cell))
+
+
+@pytest.fixture
+def printed(request, tmp_path, monkeypatch):
+    """Returns what the last of some cells prints. Its programs don't count as the test's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTEBOOK_SETTING", "cpu")
+    matplotlib.use("agg")
+    return executed(*request.param)
+
+
+@pytest.mark.parametrize(
+    "printed, claim",
+    [
+        (("4_attention", "cell-2", "fuzzy"), fuzzy),
+        (("4_attention", "cell-2", "cell-11"), scaled),
+        (("8_history", "cell-2", "counts"), counts),
+        pytest.param(
+            ("8_history", "cell-2", "cell-10", "exploding"), exploding, marks=pytest.mark.full
+        ),
+        pytest.param(
+            ("8_history", "cell-2", "letters", "samples"), samples, marks=pytest.mark.full
+        ),
+        pytest.param(("5_scaling", "cell-2", "sizes"), sizes, marks=pytest.mark.full),
+    ],
+    indirect=["printed"],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_its_cell_shows_it(printed, claim):
+    claim(printed)
+
+
+# --------------------------------------------------------- learning from rewards, and the animation
+
+
+def test_rewards_and_divergences_are_shown_as_they_grow():
+    """PPO and GRPO: the reward rises, and the policy names more people than the SFT model does."""
+    for cell in ("ppo", "grpo"):
+        log = committed("9_preferences", cell, "stderr")
+        rewards, divergences = (
+            numbers(log, rf"step [\d,]+/[\d,]+ .*?\b{name}") for name in ("reward", "kl")
+        )
+        assert len(rewards) == len(divergences) == 6
+        assert rewards[-1] > rewards[0] and divergences[-1] > divergences[0]
+    shares = dict(
+        re.findall(r"(.+?): ([\d.]+)% name a person", committed("9_preferences", "measure"))
+    )
+    first = committed("9_preferences", "cell-12").split()
+    sft = float(first[first.index("1") + 1].rstrip("%"))
+    assert {*shares} == {"DPO, beta 1.0", "DPO, beta 0.1", "PPO", "GRPO"}
+    assert all(float(share) > 2 * sft for share in shares.values())
+
+
+def test_the_animation_has_a_frame_for_each_step():
+    """The source, two layers of the encoder, and each token of the translation."""
+    outputs = cells("8_history")["steps"]["outputs"]
+    (picture,) = [
+        each["data"]["image/gif"] for each in outputs if "image/gif" in each.get("data", {})
+    ]
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as animation:
+        (count,) = re.findall(r"^(\d+) frames", committed("8_history", "steps"))
+        assert animation.n_frames == int(count) > 3
