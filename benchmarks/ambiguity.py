@@ -132,7 +132,8 @@ def pronouns(task, params, count: int) -> dict:
 
     twins = held_out_twins(count)
     sentences = [twin for pair in twins for twin in pair]
-    outputs = task.translate(params, [twin.english for twin in sentences])
+    sources = [twin.english for twin in sentences]
+    outputs = [best.text for best, *_ in task.translate(params, sources)]
     right = np.array([_has(text, twin.pronoun) for text, twin in zip(outputs, sentences)])
     looks = np.stack([_prefers_referent(task, params, twin) for twin in sentences])
     chosen, measured_on = looks[:count], looks[count:]

@@ -121,7 +121,7 @@ def occurrences(task: Any, params, word: str, texts: list[tuple[str, str]]) -> O
         # Summed text by text, because the states of all tokens together may not fit in memory.
         total = total + text_states.sum(axis=1)
         count += len(pieces)
-        for indices in _token_indices(task.tokenizer, pieces, lines[number], word):
+        for indices in _token_indices(task.text_tokenizer, pieces, lines[number], word):
             states.append(text_states[:, indices].mean(axis=1))
             numbers.append(number)
     if len(set(numbers)) < 2:
