@@ -9,10 +9,13 @@ conversations about translations, and needs no reward model.
     echo "How do you say in German: The dog sleeps." | python -m transformer_jax.generate \\
         --workdir=runs/grpo --chat --temperature=0
 
-The reward of a reply is its chrF against the translation by the built-in grammar
+The reward of a reply is its chrF1 against the translation by the built-in grammar
 (transformer_jax/tasks/rl/grammar_reward.py). The progress line shows the mean reward of the replies
 and their divergence from runs/chat, in nats a reply. A divergence weighs little here, because the
 reward can't be won by a text that is no translation.
+
+Result on 300 held-out questions (float32, one seed): the mean reward rises from 0.364 to 0.382, at
+a divergence of 4.0 nats a reply.
 """
 
 from transformer_jax.config import experiment
@@ -31,6 +34,7 @@ def get_config():
             prompt_length=48,
             max_tokens=32,
             group_size=8,
+            unfinished_reward=0.0,
             kl_coefficient=0.02,
             reference_model=tuple(dict(name="gpt").items()),
         ),

@@ -239,7 +239,7 @@ def test_wrong_keys_are_refused(name, changes, message, gpt, tmp_path):
         build(tmp_path, gpt, name, **changes)
 
 
-def test_the_reward_of_a_reply_is_its_chrf_against_the_grammars_translation():
+def test_the_reward_of_a_reply_is_its_chrf1_against_the_grammars_translation():
     file = ROOT / "configs/preferences/quickstart.py"
     config = configs.load(str(file), [("data.corpus_size", "8")])
     texts = chat_rows.Contents(open_conversations(config.data, "train"))

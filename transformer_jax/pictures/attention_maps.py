@@ -215,7 +215,7 @@ def _bare(word: str) -> str:
     return word.strip(".,;:!?\"'()").lower()
 
 
-_LEAST_DRAWN = 0.02  # of a weight; lighter lines can't be seen, and make the file larger
+_LEAST_DRAWN = 0.05  # of a weight; lighter lines hide the others, and make the file larger
 
 
 def translation_steps(
@@ -225,9 +225,9 @@ def translation_steps(
 
     The first figure shows the tokens of the source. Then follows a figure for each layer of the
     encoder, which reads all tokens at once, and one for each token that the decoder writes, with
-    the tokens to which it attends. The three weights belong to one translation, between tokens. A
-    line is as dark as the mean weight of the heads: of a layer in the encoder, of all layers in the
-    decoder.
+    the tokens to which it attends. The three weights belong to one translation, between tokens. The
+    darker a line, the larger is the mean weight of the heads: of a layer in the encoder, of all
+    layers in the decoder.
     """
     encoding = encoder.weights.mean(axis=1)  # (layers, source, source)
     self_weights, source_weights = (each.weights.mean(axis=(0, 1)) for each in (decoder, cross))
@@ -254,7 +254,7 @@ def translation_steps(
 
 def _columns(tokens: Sequence[str], depth: int, rows: int, title: str):
     """Returns a figure and its axes: the source, a column for each layer, room for the target."""
-    figure = new_figure((8, 1.3 + 0.3 * rows), title)
+    figure = new_figure((7, 1.1 + 0.27 * rows), title)
     axes = figure.subplots()
     axes.set(xlim=(-1.3, depth + 3.4), ylim=(-rows + 0.3, 0.9))
     axes.set_axis_off()
@@ -266,7 +266,7 @@ def _columns(tokens: Sequence[str], depth: int, rows: int, title: str):
 
 
 def _connect(axes, columns: tuple[int, int], weights: np.ndarray, color, first_row=0) -> None:
-    """Draws lines from the queries in one column to the keys in another, as dark as the weights.
+    """Draws lines from the queries in one column to the keys in another, darker for more weight.
 
     `weights` is (Q, K). `first_row` is the row of the first query. Within one column, the lines are
     arcs, which would otherwise lie on each other.
@@ -278,7 +278,9 @@ def _connect(axes, columns: tuple[int, int], weights: np.ndarray, color, first_r
             continue
         start, end = (columns[0], -query - first_row), (columns[1], -key)
         bend = "arc3,rad=-0.3" if columns[0] == columns[1] else "arc3"
-        style = dict(color=color, alpha=float(weight), linewidth=0.5 + 2 * float(weight))
+        # The square root, because most weights are below a tenth and could hardly be seen.
+        darkness = float(weight) ** 0.5
+        style = dict(color=color, alpha=darkness, linewidth=0.5 + 2 * darkness)
         axes.add_patch(
             FancyArrowPatch(
                 start, end, arrowstyle="-", connectionstyle=bend, shrinkA=0, shrinkB=0, **style

@@ -25,7 +25,7 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
         figure.savefig(temporary, dpi=120, format="png")
 
 
-_GIF_COLOURS = 64  # of an animation; a figure has few, and each bit saves an eighth of the file
+_GIF_COLOURS = 64  # of a frame; fewer would merge its inks
 _LAST_FRAME = 3  # times the others' duration, so that the end can be read before the first frame
 
 
@@ -43,7 +43,7 @@ def save_animation(
     frames = []
     for figure in figures:
         png = io.BytesIO()
-        figure.savefig(png, dpi=90, format="png")
+        figure.savefig(png, dpi=72, format="png")
         # Without dithering, whose noise does not compress.
         frame = Image.open(png).convert("RGB")
         frames.append(frame.quantize(_GIF_COLOURS, dither=Image.Dither.NONE))

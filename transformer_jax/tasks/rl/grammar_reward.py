@@ -16,8 +16,8 @@ class GrammarReward(GRPO):
     """GRPO on the built-in questions for translations, without a reward model.
 
     The reward of a reply is computed in Python, as in reinforcement learning with verifiable
-    rewards (Lambert et al. 2024, section 6): its chrF against the grammar's own translation, from 0
-    to 1. Unlike an exact match, chrF also tells bad replies from worse ones.
+    rewards (Lambert et al. 2024, section 6): its chrF1 against the grammar's own translation, from
+    0 to 1. Unlike an exact match, chrF also tells bad replies from worse ones.
     """
 
     def _check(self):
@@ -40,5 +40,8 @@ class GrammarReward(GRPO):
         return dict(zip(texts, replies))
 
     def reward_of(self, prompt: str, completion: str) -> float:
-        """Returns the chrF of a reply."""
-        return sacrebleu.sentence_chrf(completion, [self._replies[prompt]]).score / 100
+        """Returns the chrF1 of a reply."""
+        # With sacreBLEU's default beta of 2, recall counts more than precision, and the policy
+        # learns to write more and not better.
+        score = sacrebleu.sentence_chrf(completion, [self._replies[prompt]], beta=1)
+        return score.score / 100
