@@ -117,7 +117,7 @@ def our_beams(case: Beams) -> Callable[[], None]:
     )
     task = Translation(config, None)
     shared = tokenizers.Tokenizer(b"")
-    shared.pad_id = 0
+    shared.pad_id, shared.vocab_size = 0, case.vocab_size
     task.tokenizer = tokenizers.Pair(shared, shared)
     return _written(task, random_params(task), case)
 

@@ -137,7 +137,7 @@ def test_mistakes_in_training_are_refused(trained):
     [
         ("predict", ["@/runs/seed-0", "--text=a\tb"], "line 1: must hold 1 text, not 2"),
         ("predict", ["@/runs/seed-0", "--long=split", "--text=x"], "long='split': must be"),
-        ("predict", ["@/bert_run", "--text=x"], "not one that was fine-tuned"),
+        ("predict", ["@/bert_run", "--text=x"], "line 1: must hold 2 texts, separated by a tab"),
         ("evaluate", ["@/runs/seed-0", "--set=test"], "give --config.data.test_files"),
         ("generate", ["@/runs/seed-0", "--prompt=x"], "not one that continues"),
     ],

@@ -216,24 +216,26 @@ def test_a_sample_has_no_id_without_a_piece(larger, how):
     assert sum(each.tokens for each in drawn) > 40 and are_characters(task, drawn)
 
 
-def test_likelihoods_agree_with_what_is_generated(larger):
-    """The score of a beam is the log-likelihood of its text, over the tokenizer's tokens alone."""
+def test_likelihoods_are_over_the_whole_vocabulary_and_beams_over_the_tokenizer(larger):
     task, params = larger
     (best,) = task.generate_beam(params, ["the dog"], beam=3, n_best=3, max_tokens=5)
     assert are_characters(task, best)
-    pairs = [("the dog", each.text) for each in best if each.finished == "length"]
-    likelihoods = list(task.log_likelihoods(params, pairs))
-    assert pairs
-    for each, likelihood in zip((x for x in best if x.finished == "length"), likelihoods):
+    best = [each for each in best if each.finished == "length"]
+    likelihoods = list(task.log_likelihoods(params, [("the dog", each.text) for each in best]))
+    forward = jax.jit(lambda tokens: task.model.apply({"params": params}, tokens))
+    (start,) = (task.with_start(ids) for ids in task.tokenizer.encode(["the dog"]))
+    assert best
+    for each, likelihood in zip(best, likelihoods, strict=True):
+        (ids,) = task.tokenizer.encode([each.text])
+        row = [*start, *ids]
+        logits = forward(np.array([row + [0] * (WINDOW - len(row))]))[0, len(start) - 1 :]
+        expected = [
+            np.asarray(jax.nn.log_softmax(logits[: len(ids), :size]))[range(len(ids)), ids].sum()
+            for size in (VOCABULARY, task.tokenizer.vocab_size)
+        ]
+        assert likelihood.log_prob == pytest.approx(expected[0], rel=1e-4)
         penalty = ((5 + each.tokens) / 6) ** task.config.decode.alpha
-        assert each.score * penalty == pytest.approx(likelihood.log_prob, rel=1e-4)
-
-    (greedy,) = task.generate(params, ["the dog"], max_tokens=5, temperature=0)
-    (likelihood,) = task.log_likelihoods(params, [("the dog", greedy.text)])
-    assert likelihood.greedy
-    (start,) = task.tokenizer.encode(["the dog"])
-    with pytest.raises(UserError, match="pair 1: the id 127 belongs to no token"):
-        list(task.token_log_likelihoods(params, [(start, [VOCABULARY - 1])]))
+        assert each.score * penalty == pytest.approx(expected[1], rel=1e-4)
 
 
 def test_next_tokens_are_those_of_the_logits_and_sum_to_1(larger):

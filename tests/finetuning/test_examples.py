@@ -6,7 +6,7 @@ from tests.finetuning.examples import build, task_of
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.data.tokenizers.unigram import SentencePiece
-from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.inference.batching import fitted
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train

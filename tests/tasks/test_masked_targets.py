@@ -74,8 +74,8 @@ def run(tmp_path_factory):
     return trained(build(folder), folder)
 
 
-def log_p(run, source, target):
-    """Returns the log-probabilities (V,) after `target`, from one row without a cache."""
+def log_p(run, source, target, size=None):
+    """Returns the log-probabilities of `size` or all tokens after `target`, without a cache."""
     mask_id = run.task.tokenizer.source.mask_id
     row = [*source, *target, mask_id]
     is_second = np.arange(len(row)) >= len(source)
@@ -88,7 +88,7 @@ def log_p(run, source, target):
     }
     inputs = {name: np.array([[*values, *padding]]) for name, values in inputs.items()}
     logits = _logits(run.task.model, run.params, np.array([[*row, *padding]]), inputs)
-    return scipy.special.log_softmax(np.asarray(logits)[0, len(row) - 1])
+    return scipy.special.log_softmax(np.asarray(logits)[0, len(row) - 1, :size])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -142,7 +142,7 @@ def test_greedy_outputs_are_those_of_whole_rows(family, request):
     for line in LINES:
         ids, written = source.framed(source.encode(line)[:22]), []
         while line and len(written) < 20:
-            scores = log_p(fresh, ids, written)
+            scores = log_p(fresh, ids, written, target.vocab_size)
             scores[list(target.never)] = -np.inf
             if (token := int(scores.argmax())) == source.eos_id:
                 break
@@ -164,7 +164,10 @@ def test_beams_have_the_probability_of_whole_rows(fresh):
         assert len(set(outputs.scores.tolist())) == 3
         for row, length, score in zip(outputs.ids, outputs.lengths, outputs.scores):
             written = row[:length].tolist()
-            total = sum(log_p(fresh, ids, written[:n])[token] for n, token in enumerate(written))
+            total = sum(
+                log_p(fresh, ids, written[:n], source.vocab_size)[token]
+                for n, token in enumerate(written)
+            )
             np.testing.assert_allclose(total, score, rtol=1e-4)
 
 

@@ -212,7 +212,7 @@ def test_an_mfu_above_100_percent_is_not_printed(mfu, shown):
     """The rate of a CPU is measured, which is too low while other processes run."""
     values = dict(loss=2.0, learning_rate=1e-3, skipped=0, padding=0.0, tokens_per_second=9.0)
     note = trainer._note(
-        {f"train/{name}": value for name, value in (values | {"mfu": mfu}).items()}
+        {f"train/{name}": value for name, value in (values | {"mfu": mfu}).items()}, ("loss",)
     )
     assert ("MFU 43%" in note) == shown and ("MFU" in note) == shown
     assert ("9 tokens/s" in note) == np.isfinite(mfu)

@@ -446,9 +446,9 @@ class Model(nn.Module, abc.ABC):
 
         A vocabulary often has more entries than its tokenizer, which pad it to a round number. No
         training text has these ids, and no text consists of them, but softmax gives them some
-        probability. Everything that predicts tokens for a user takes the limited model, so that
-        samples, beams, rollouts, filled masks and log-likelihoods all have the same distribution.
-        The training loss is still over the whole vocabulary, as it is in other libraries.
+        probability. Everything that writes tokens takes the limited model: samples, beams, rollouts
+        with their log-probabilities, and filled masks. The training loss and the log-likelihoods of
+        given texts are still over the whole vocabulary, as they are in other libraries.
         """
         if tokenizer.vocab_size >= self.vocab_size:
             return self

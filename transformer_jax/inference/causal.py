@@ -214,7 +214,7 @@ class CausalUse:
 
     @property
     def limited_model(self) -> Any:
-        """The model, whose next tokens are limited to those of the tokenizer."""
+        """The model, whose next tokens are limited to those of the tokenizer: what is generated."""
         return self.model.limited_to(self.tokenizer)
 
     @property
@@ -376,7 +376,7 @@ class CausalUse:
             raise UserError(
                 f"top_k={top_k}: must be from 1 to {model.num_outputs}, the number of tokens"
             )
-        return self._scorer(params).next_tokens(params, arguments.as_texts(prompts), top_k)
+        return self._scorer(params, model).next_tokens(params, arguments.as_texts(prompts), top_k)
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids with the token in front that starts a document in training, if any."""
@@ -401,9 +401,10 @@ class CausalUse:
         """Yields log P(continuation | context) for each (context, continuation), in order.
 
         With an empty context, the continuation starts a document. The context of a text that is too
-        long for the model is cut on the left.
+        long for the model is cut on the left. The probabilities are over the whole vocabulary, as
+        in the training loss and in other libraries, also where it is larger than the tokenizer.
         """
-        return self._scorer(params).texts(params, pairs)
+        return self._scorer(params, self.model).texts(params, pairs)
 
     def token_log_likelihoods(
         self, params, pairs: Sequence[tuple[list[int], list[int]]]
@@ -412,12 +413,12 @@ class CausalUse:
 
         Raises UserError for an empty context, and for ids that are not in the vocabulary.
         """
-        return self._scorer(params).tokens(params, pairs)
+        return self._scorer(params, self.model).tokens(params, pairs)
 
-    def _scorer(self, params) -> Scorer:
+    def _scorer(self, params, model) -> Scorer:
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
-        return Scorer(self.limited_model, self.tokenizer, self.with_start, batch, placement)
+        return Scorer(model, self.tokenizer, self.with_start, batch, placement)
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
