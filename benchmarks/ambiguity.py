@@ -8,9 +8,10 @@ absent from training.
 
 - Pronouns: it translates twins, which differ in the last word alone ("The animal didn't cross the
   street because it was too tired" and "... too wide"). A pair is right if the German pronoun has
-  right gender in both. For each head of the encoder, it counts the sentences in which the
-  attention of "it" to its noun is larger than that to the other noun. The head is chosen on the
-  first half of the twins, and its figure is of the second half. Chance is one half.
+  the right gender in both. For each head with which the decoder attends to the source, it counts
+  the sentences in which the pronoun, as it is written, attends to its noun more than to the other
+  noun. The head is chosen on the first half of the twins, and its figure is of the second half.
+  Chance is one half.
 - Senses: for each occurrence of a word of two senses, whether the nearest other occurrence has the
   same sense, by layer of the encoder. Layer 0 is the embeddings, which all occurrences share.
 
@@ -71,13 +72,12 @@ def main() -> None:
 
 
 def write_senses(path: pathlib.Path) -> None:
-    """Writes a file for `draw neighbours --texts`: three sentences of each sense of two words."""
-    lines = []
-    for word in ("bank", "play"):
-        found = in_context(word, OCCURRENCES)
-        for sense in sorted({sense for sense, _ in found}):
-            texts = [text for other, text in found if other == sense]
-            lines += [f"{word}\t{sense}\t{text}\n" for text in texts[:3]]
+    """Writes a file for `draw vectors --texts` and `draw neighbours --texts`."""
+    lines = [
+        f"{word}\t{sense}\t{text}\n"
+        for word in ("bank", "play")
+        for sense, text in in_context(word, OCCURRENCES)
+    ]
     path.write_text("".join(lines), "utf-8")
 
 
@@ -154,11 +154,15 @@ def _has(translation: str, pronoun: str) -> bool:
 
 
 def _prefers_referent(task, params, twin):
-    """Returns whether "it" attends to its noun more than to the other, bool (layers, heads)."""
-    found = task.attention(params, twin.english, kind="encoder")
-    words = [word.strip(".,").lower() for word in found.keys]
-    weights = found.weights[:, :, words.index("it")]
-    return weights[..., words.index(twin.referent)] > weights[..., words.index(twin.other)]
+    """Returns whether the written pronoun attends to its noun more, bool (layers, heads)."""
+    found = task.attention(params, twin.english, target=twin.german, kind="cross")
+    keys, queries = (
+        [word.strip(".,").lower() for word in words] for words in (found.keys, found.queries)
+    )
+    # The last one, because the article of a noun may have the same form, as in "sie".
+    query = len(queries) - 1 - queries[::-1].index(twin.pronoun)
+    weights = found.weights[:, :, query]
+    return weights[..., keys.index(twin.referent)] > weights[..., keys.index(twin.other)]
 
 
 def senses(task, params, count: int) -> dict:
@@ -186,7 +190,7 @@ def table(rows: list[dict]) -> str:
         "right pronouns",
         "both of a pair",
         "best head (layer, head)",
-        'its attention of "it" to the noun',
+        "its pronouns that attend to the right noun",
         *(f"same sense, layer {layer}" for layer in range(last + 1)),
         "bank, last layer",
     ]

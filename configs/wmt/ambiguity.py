@@ -1,11 +1,12 @@
 """Trains English-German translation on sentences with words that only their context translates.
 
-It takes minutes on a laptop and downloads nothing.
+It takes minutes on a laptop and downloads nothing. docs/translation.md
+shows the sentences, and what the model learns of them.
 
     python -m transformer_jax.train_wmt --config=configs/wmt/ambiguity.py --workdir=runs/ambiguity
 
-Result on 1,000 held-out sentences, with beam 4: sacreBLEU 92.4, chrF 96.6. The 1,200 updates take
-two and a half minutes on 2 CPU cores.
+Result after 1,200 updates: the pronoun is right in both of 200 pairs of held-out sentences that
+differ in their last word alone.
 """
 
 from transformer_jax.config import experiment
