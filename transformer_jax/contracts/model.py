@@ -441,16 +441,18 @@ class Model(nn.Module, abc.ABC):
         return activations.named(self, "logits", logits)
 
     @nn.nowrap
-    def limited_to(self, tokenizer: Any) -> "Model":
+    def limited_to(self, tokenizer: Any, data: Any = None) -> "Model":
         """Returns this model, whose predictions are limited to the tokens of a tokenizer.
 
         A vocabulary often has more entries than its tokenizer, which pad it to a round number. No
         training text has these ids, and no text consists of them, but softmax gives them some
         probability. Everything that writes tokens takes the limited model: samples, beams, rollouts
         with their log-probabilities, and filled masks. The training loss and the log-likelihoods of
-        given texts are still over the whole vocabulary, as they are in other libraries.
+        given texts are still over the whole vocabulary, as they are in other libraries. So is all
+        that a published model writes, which config.data, `data`, tells by its `tokenizer_files`.
         """
-        if tokenizer.vocab_size >= self.vocab_size:
+        is_published = data is not None and data.tokenizer_files
+        if is_published or tokenizer.vocab_size >= self.vocab_size:
             return self
         return self.clone(num_pieces=tokenizer.vocab_size)
 

@@ -215,7 +215,7 @@ class CausalUse:
     @property
     def limited_model(self) -> Any:
         """The model, whose next tokens are limited to those of the tokenizer: what is generated."""
-        return self.model.limited_to(self.tokenizer)
+        return self.model.limited_to(self.tokenizer, self.config.data)
 
     @property
     def attentions(self) -> tuple[str, ...]:

@@ -247,7 +247,7 @@ class SequenceToSequenceUse(StatesUse):
 
     @property
     def translator(self) -> Translator:
-        model = self.model.limited_to(self.tokenizer.target)
+        model = self.model.limited_to(self.tokenizer.target, self.config.data)
         return Translator(model, self.tokenizer, self.config.decode, self.config.mesh)
 
     def attention(

@@ -219,7 +219,8 @@ class Prompted(Continued):
 
         A run that is only planned has none.
         """
-        return model.limited_to(self.tokenizer) if self.has_tokenizer else model
+        data = self.config.data
+        return model.limited_to(self.tokenizer, data) if self.has_tokenizer else model
 
     def texts_of(self, completions: Completions) -> tuple[list[str], list[str]]:
         """Returns the texts of the prompts and of their completions, given arrays on the host."""
