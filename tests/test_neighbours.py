@@ -18,7 +18,8 @@ class ByTopic:
     """A task whose states are known: in layer 1, all words of a text point to its topic."""
 
     def __init__(self, tokenizer, topics):
-        self.tokenizer, self.topics = tokenizer, topics
+        self.tokenizer = self.text_tokenizer = tokenizer
+        self.topics = topics
         self.model = types.SimpleNamespace(num_states=2, word_table="embed/table", can=())
 
     def features(self, params, texts, layers):

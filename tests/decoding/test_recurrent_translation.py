@@ -96,6 +96,7 @@ class Use(SequenceToSequenceUse):
         self.config = types.SimpleNamespace(
             decode=Decode(batch=num_rows, beam=beam, alpha=0.6, max_extra=6),
             mesh=types.SimpleNamespace(rules=()),
+            data=types.SimpleNamespace(tokenizer_files=None),
         )
 
 

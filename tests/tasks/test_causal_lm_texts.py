@@ -117,7 +117,7 @@ def test_log_likelihoods_are_those_of_the_model(gpt):
 def test_a_scored_text_follows_an_end_token_where_documents_are_masked(tmp_path):
     task = make_task(build(tmp_path, data__mask_documents=True))
     ids = [task.tokenizer.eos_id, *task.tokenizer.encode(["the cat sat"])[0]]
-    ((context, continuation),) = task._scorer([0.0]).encoded([("the cat", " sat")])
+    ((context, continuation),) = task._scorer([0.0], task.model).encoded([("the cat", " sat")])
     assert context + continuation == ids
 
 
