@@ -900,8 +900,9 @@ def _public_classes(section: str, module) -> list[type]:
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
     """Returns {key: (type, default)} for the fields of a class that have a default."""
     hints = typing.get_type_hints(cls)
-    # Linen adds two of these fields to each module, and `Model.limited_to` sets the third.
-    others = ("parent", "name", "num_pieces") if hasattr(cls, "apply") else ()
+    # `Model.limited_to` sets the first, and Linen adds the others to each module; the stand-ins of
+    # docs/hooks.py have none of Linen's.
+    others = ("num_pieces", *(("parent", "name") if hasattr(cls, "apply") else ()))
     return {
         field.name: (hints[field.name], field.default)
         for field in dataclasses.fields(cls)
