@@ -3,8 +3,8 @@
 python benchmarks/ambiguity.py --workdir=DIR [--seed=N] [--json=FILE] [--tiny]
 python benchmarks/ambiguity.py --table --json=FILE
 
-Each part trains configs/wmt/ambiguity.py with another seed. All sentences that it measures are
-absent from training.
+Each part trains configs/wmt/quickstart.py:ambiguity with another seed. All sentences that it
+measures are absent from training.
 
 - Pronouns: it translates twins, which differ in the last word alone ("The animal didn't cross the
   street because it was too tired" and "... too wide"). A pair is right if the German pronoun has
@@ -32,7 +32,7 @@ from harness import machine
 
 from transformer_jax.cli import use_huge_pages
 
-CONFIG = "configs/wmt/ambiguity.py"
+CONFIG = "configs/wmt/quickstart.py:ambiguity"
 COMMAND = "python benchmarks/ambiguity.py --workdir=DIR --json"
 SEEDS = range(5)
 TWINS = 200  # pairs of sentences

@@ -448,8 +448,9 @@ class Model(nn.Module, abc.ABC):
         training text has these ids, and no text consists of them, but softmax gives them some
         probability. Everything that writes tokens takes the limited model: samples, beams, rollouts
         with their log-probabilities, and filled masks. The training loss and the log-likelihoods of
-        given texts are still over the whole vocabulary, as they are in other libraries. So is all
-        that a published model writes, which config.data, `data`, tells by its `tokenizer_files`.
+        given texts are still over the whole vocabulary, as they are in other libraries. So is what
+        a run with a published tokenizer writes (`tokenizer_files` of `data`, its config.data),
+        because converted models then write the same texts as in other libraries.
         """
         is_published = data is not None and data.tokenizer_files
         if is_published or tokenizer.vocab_size >= self.vocab_size:

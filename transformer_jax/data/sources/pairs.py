@@ -69,7 +69,7 @@ class TextPairsPart:
 
 @dataclasses.dataclass(frozen=True)
 class GrammarPairs:
-    """Sentence pairs from the built-in English-German grammar, or of its `ambiguity`."""
+    """Sentence pairs of the built-in English-German grammar, or those with ambiguous words, too."""
 
     split: str
     size: int  # the end of the range of pairs
