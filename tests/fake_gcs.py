@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import threading
+import time
 import urllib.parse
 
 
@@ -30,7 +31,9 @@ class FakeGcs(http.server.ThreadingHTTPServer):
         self.generations = {}
         self.uploads = []
         self.requests = 0
-        self.write_numbers = itertools.count(1)
+        # As in Google's, no number comes twice, not even in later runs of the tests, because users'
+        # caches keep digests of objects by their generations.
+        self.write_numbers = itertools.count(time.time_ns() // 1000)
         self.lock = threading.Lock()
         self.reset()
 
