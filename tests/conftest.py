@@ -62,6 +62,7 @@ if os.environ.get("TEST_FULL") == "1" and os.environ.get("TEST_OPTIMIZED") != "1
     annotations.install()
 
 from transformer_jax import config as configs
+from transformer_jax.data.sources import text_files
 from transformer_jax.layers import activations
 from transformer_jax.runs import open as opening
 from transformer_jax.training import trainer
@@ -386,7 +387,9 @@ def server():
 
 
 @pytest.fixture
-def gcs(server):
+def gcs(server, monkeypatch):
+    # An earlier test may have named the user's own folder of digests.
+    monkeypatch.setattr(text_files, "_known", text_files._Digests())
     server.reset()
     return server
 
