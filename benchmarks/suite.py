@@ -42,6 +42,7 @@ data_file = {folder}/.coverage
 context = ${{SUITE_CONTEXT-}}
 sigterm = true
 concurrency = multiprocessing,thread
+patch = _exit
 """
 
 
