@@ -10,8 +10,8 @@ measures are absent from training.
   street because it was too tired" and "... too wide"). A pair is right if the German pronoun has
   the right gender in both. For each head with which the decoder attends to the source, it counts
   the sentences in which the pronoun, as it is written, attends to its noun more than to the other
-  noun. The head is chosen on the first half of the twins, and its figure is of the second half.
-  Chance is one half.
+  noun, and for each head of the encoder those in which "it" does. The head is chosen on the first
+  half of the twins, and its figure is of the second half. Chance is one half.
 - Senses: for each occurrence of a word of two senses, whether the nearest other occurrence has the
   same sense, by layer of the encoder. Layer 0 is the embeddings, which all occurrences share.
 
@@ -135,16 +135,20 @@ def pronouns(task, params, count: int) -> dict:
     sources = [twin.english for twin in sentences]
     outputs = [best.text for best, *_ in task.translate(params, sources)]
     right = np.array([_has(text, twin.pronoun) for text, twin in zip(outputs, sentences)])
-    looks = np.stack([_prefers_referent(task, params, twin) for twin in sentences])
-    chosen, measured_on = looks[:count], looks[count:]
-    layer, head = np.unravel_index(chosen.mean(axis=0).argmax(), looks.shape[1:])
-    return {
+    row = {
         "pronouns": float(right.mean()),
         "twins": float(right.reshape(-1, 2).all(axis=1).mean()),
-        "head": [int(layer) + 1, int(head) + 1],
-        "head_share": float(measured_on[:, layer, head].mean()),
-        "heads": looks.mean(axis=0).round(3).tolist(),
     }
+    for kind in ("cross", "encoder"):
+        looks = np.stack([_prefers_referent(task, params, twin, kind) for twin in sentences])
+        chosen, measured_on = looks[:count], looks[count:]
+        layer, head = np.unravel_index(chosen.mean(axis=0).argmax(), looks.shape[1:])
+        row[kind] = {
+            "head": [int(layer) + 1, int(head) + 1],
+            "head_share": float(measured_on[:, layer, head].mean()),
+            "heads": looks.mean(axis=0).round(3).tolist(),
+        }
+    return row
 
 
 def _has(translation: str, pronoun: str) -> bool:
@@ -153,14 +157,21 @@ def _has(translation: str, pronoun: str) -> bool:
     return len(words) > 1 and words[1] == pronoun
 
 
-def _prefers_referent(task, params, twin):
-    """Returns whether the written pronoun attends to its noun more, bool (layers, heads)."""
-    found = task.attention(params, twin.english, target=twin.german, kind="cross")
+def _prefers_referent(task, params, twin, kind: str):
+    """Returns whether the pronoun attends to its noun more, bool (layers, heads).
+
+    The pronoun is the German one as it is written for `kind` "cross", and "it" for "encoder".
+    """
+    if kind == "cross":
+        found = task.attention(params, twin.english, target=twin.german, kind=kind)
+    else:
+        found = task.attention(params, twin.english, kind=kind)
     keys, queries = (
         [word.strip(".,").lower() for word in words] for words in (found.keys, found.queries)
     )
     # The last one, because the article of a noun may have the same form, as in "sie".
-    query = len(queries) - 1 - queries[::-1].index(twin.pronoun)
+    pronoun = twin.pronoun if kind == "cross" else "it"
+    query = len(queries) - 1 - queries[::-1].index(pronoun)
     weights = found.weights[:, :, query]
     return weights[..., keys.index(twin.referent)] > weights[..., keys.index(twin.other)]
 
@@ -189,8 +200,10 @@ def table(rows: list[dict]) -> str:
         "seed",
         "right pronouns",
         "both of a pair",
-        "best head (layer, head)",
+        "decoder's best head (layer, head)",
         "its pronouns that attend to the right noun",
+        "encoder's best head",
+        'its "it" that attend to the right noun',
         *(f"same sense, layer {layer}" for layer in range(last + 1)),
         "bank, last layer",
     ]
@@ -199,8 +212,14 @@ def table(rows: list[dict]) -> str:
             str(row["seed"]),
             f"{row['pronouns']:.1%}",
             f"{row['twins']:.1%}",
-            "{}, {}".format(*row["head"]),
-            f"{row['head_share']:.1%}",
+            *(
+                cell
+                for kind in ("cross", "encoder")
+                for cell in (
+                    "{}, {}".format(*row[kind]["head"]),
+                    f"{row[kind]['head_share']:.1%}",
+                )
+            ),
             *(f"{share:.1%}" for share in row["senses"]),
             f"{row['words']['bank']:.1%}",
         ]

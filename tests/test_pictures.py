@@ -219,7 +219,7 @@ def test_a_small_table_of_positions_has_its_numbers(tmp_path):
 def test_a_map_is_of_the_principal_components_and_its_labels_keep_clear():
     random = np.random.default_rng(0)
     vectors = random.normal(size=(40, 8)) * [9, 4, 1, 1, 1, 1, 1, 1]
-    labels = [f"word {n}" * (1 + n % 2) for n in range(40)]
+    labels = [f"word {n}" * (1 + n % 4) for n in range(40)]
     figure = pictures.word_map(vectors, labels, ["a", "b"] * 20, "a map")
     (axes,) = figure.axes
     points = np.concatenate([dots.get_offsets() for dots in axes.collections])
@@ -236,6 +236,9 @@ def test_a_map_is_of_the_principal_components_and_its_labels_keep_clear():
         one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[n + 1 :]
     )
     assert overlapping == 0
+    frame = axes.get_window_extent()
+    assert all(frame.containsx(box.x0) and frame.containsx(box.x1) for box in boxes)
+    assert all(frame.containsy(box.y0) and frame.containsy(box.y1) for box in boxes)
 
 
 def test_one_vector_and_equal_vectors_have_a_map(tmp_path):

@@ -189,7 +189,9 @@ def word_map(
     # Drawn once, because the size of the axes, and so the distances on paper, are known only then.
     figure.draw_without_rendering()
     paper = axes.transData.transform(points) * 72 / figure.dpi
-    for point, label, (offset, is_far) in zip(points, labels, _offsets(paper, labels), strict=True):
+    frame = tuple(axes.get_window_extent().extents * 72 / figure.dpi)
+    offsets = _offsets(paper, labels, frame)
+    for point, label, (offset, is_far) in zip(points, labels, offsets, strict=True):
         line = dict(arrowstyle="-", linewidth=0.5, color="gray") if is_far else None
         text = axes.annotate(
             verbatim(label),
@@ -205,11 +207,13 @@ def word_map(
     return figure
 
 
-def _offsets(points: np.ndarray, labels: Sequence[str]) -> list[tuple[tuple[float, float], bool]]:
+def _offsets(
+    points: np.ndarray, labels: Sequence[str], frame: tuple[float, float, float, float]
+) -> list[tuple[tuple[float, float], bool]]:
     """Returns the offset in points at which each label starts, and whether that is far away.
 
-    `points` (N, 2) are positions on paper in points. A label takes the nearest free space, so that
-    it covers neither another label nor a point.
+    `points` (N, 2) are positions on paper in points, and `frame` the box of the axes. A label takes
+    the nearest free space in the frame, so that it covers neither another label nor a point.
     """
     # A point takes space, too.
     taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in points]
@@ -222,10 +226,11 @@ def _offsets(points: np.ndarray, labels: Sequence[str]) -> list[tuple[tuple[floa
             start = {1: right, -1: -right - width, 0: -width / 2}[across]
             middle = up * (0.9 + distance) * _ROW
             box = (x + start, y + middle - _ROW / 2, x + start + width, y + middle + _ROW / 2)
-            overlap = sum(_overlap(box, other) for other in taken)
+            covered = sum(_overlap(box, other) for other in taken)
+            covered += width * _ROW - _overlap(box, frame)  # what sticks out
             # By their number, so that of equally good spaces the first is taken.
-            candidates.append((overlap, len(candidates), (start, middle), box, distance > 0))
-            if not overlap:
+            candidates.append((covered, len(candidates), (start, middle), box, distance > 0))
+            if covered < 1e-6:
                 break
         _, _, offset, box, is_far = min(candidates)
         taken.append(box)
