@@ -243,6 +243,10 @@ CONTENTS = {
     "rte": glue_zip(
         "RTE", same_for(*TRAIN_TEST_DEV, text=pairs("sentence1", "sentence2", "label", NLI))
     ),
+    "wnli": glue_zip(
+        "WNLI",
+        same_for(*TRAIN_TEST_DEV, text=pairs("sentence1", "sentence2", "label", ("0", "1"))),
+    ),
     "imdb": [tarred(EVIL | REVIEWS)],
     "olid": [
         b'id\ttweet\tsubtask_a\tsubtask_b\tsubtask_c\n1\t@USER "You\tOFF\tTIN\tIND\n',
@@ -412,7 +416,7 @@ def test_digests_are_those_of_tensorflow_datasets():
     found = [source for source in sources if source.url in known]
     assert all(source.digest == known[source.url] for source in found)
     # All but WikiText's, Multi30k's, OLID's, and CoNLL's, whose file is not installed with TFDS.
-    assert len(found) == 16 and len(sources) - len(found) == 4 + 6 + 3 + 1
+    assert len(found) == 17 and len(sources) - len(found) == 4 + 6 + 3 + 1
 
 
 def test_the_page_has_every_address_license_and_digest():

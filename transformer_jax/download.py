@@ -7,8 +7,8 @@ NAME is one of these; docs/downloads.md has their addresses, licenses and digest
     wikitext-2, wikitext-103                   articles of Wikipedia, also as wikitext-2-raw, ...
     multi30k                                   English image captions and their German translations
     wmt08 to wmt24, wmt14/full, --pair=en-de   test sets of the shared tasks on news (newstest)
-    glue                                       all of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte
-    cola, sst2, mrpc, stsb, qqp, mnli, ...     one of them
+    cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
+                                               a task of GLUE; glue is all of them
     imdb, olid                                 film reviews, and offensive tweets
     squad                                      questions with answers in a text, 1.1 and 2.0
     conll2003                                  named entities
@@ -454,6 +454,11 @@ DATASETS = {
                 "RTE.zip",
                 "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee",
             ),
+            (
+                "wnli",
+                "WNLI.zip",
+                "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46",
+            ),
         )
     },
     "mnli": _glue_task(
@@ -569,7 +574,7 @@ DATASETS = {
         ),
     ),
 }
-GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 _NEWS = re.compile(r"wmt\d\d(/full)?")
 
 
