@@ -51,7 +51,6 @@ def test_ctrl_c_prints_one_line():
     assert process.stderr.read() == "interrupted\n" and process.wait() == 130
 
 
-@pytest.mark.full
 def test_dry_run_plans_a_small_model():
     sizes = dict(d_model=16, num_heads=2, num_layers=2, max_length=32, vocab_size=300)
     keys = [f"--config.model.{key}={size}" for key, size in sizes.items()]

@@ -136,6 +136,19 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
         assert len(expected) == num_lines
 
 
+def test_two_processes_of_one_device_have_the_losses_of_one(tmp_path):
+    build, program, more = FAMILIES["gpt"]
+    short = {**SHORT, "train__num_steps": 2, "train__eval_every": 2}
+    trained(build(tmp_path, **short, **more), tmp_path)
+    config = build(tmp_path, **short, **more, mesh__fsdp=2)
+    flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/several")
+    finish(start(2, [f"transformer_jax.{program}"], *flags, devices=1))
+    for name, num_lines in (("train/loss", 2), ("valid/loss", 1)):
+        expected = losses(tmp_path / "run", name)
+        assert losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)
+        assert len(expected) == num_lines
+
+
 @pytest.mark.full
 def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path, monkeypatch):
     """A signal to one process while both translate for BLEU: all stop between two programs."""

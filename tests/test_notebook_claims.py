@@ -49,6 +49,26 @@ def rises(values: list[float]) -> bool:
 # ------------------------------------------------- the claims, about the printed text of their cell
 
 
+def filled(text):
+    """The words that fit a masked position come first, as nothing but its context tells."""
+    first = [line.split()[:2] for line in text.splitlines() if line.startswith("    ")]
+    words = [word for word, _ in first]
+    assert words[1] == "exception" and words[3] in ("true", "false", "none")
+    assert all(float(probability.strip(",")) > 0.1 for _, probability in (first[0], first[1]))
+
+
+def fair(text):
+    """Both starts learn the task; the pre-trained one needs a fraction of the updates."""
+    runs = [line.partition(", rate")[::2] for line in text.splitlines()]
+    accuracies = {"pretrained": [], "from scratch": []}
+    for start, numbers in runs:
+        accuracies[start].append([float(each) for each in re.findall(r"([\d.]+) at", numbers)])
+    pretrained, scratch = accuracies.values()
+    assert len(pretrained) == len(scratch) == 4
+    assert min(run[0] for run in pretrained) > 0.95 > 0.6 > max(run[0] for run in scratch)
+    assert min(run[-1] for run in pretrained + scratch) > 0.95
+
+
 def fuzzy(text):
     """A sharp look-up of a key gives its value, and a query beside it the nearest key's."""
     assert "exact: 4098 None" in text
@@ -124,6 +144,8 @@ def sizes(text):
 
 
 CLAIMS = {
+    ("3_bert", "fill"): filled,
+    ("3_bert", "fair"): fair,
     ("4_attention", "fuzzy"): fuzzy,
     ("4_attention", "cell-11"): scaled,
     ("5_scaling", "sizes"): sizes,

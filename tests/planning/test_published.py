@@ -146,7 +146,6 @@ def test_the_command(tmp_path):
     )
 
 
-@pytest.mark.full
 def test_sizes_over_the_years_are_drawn(tmp_path):
     done = call("costs", f"--picture={tmp_path}/sizes.png")
     assert done.returncode == 0, done.stderr

@@ -109,7 +109,6 @@ def test_codes_and_the_straight_through_gradient():
     assert not gradients["codes"].any() and gradients["to_code"]["kernel"].any()
 
 
-@pytest.mark.full
 def test_images_are_reconstructed_and_the_codes_are_used(codes, capsys):
     task, params = open_run(codes / "straight")
     scores = task.evaluate(params, "valid")

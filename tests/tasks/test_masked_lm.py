@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 
 import jax
@@ -12,6 +13,7 @@ import scipy.special
 
 from tests.conftest import build_bert as build
 from tests.jitted import jitted
+from tests.programs import call
 from tests.training.test_step import losses as first_losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -202,6 +204,29 @@ def test_masks_are_filled(trained):
     ]
     with pytest.raises(UserError, match=r"text 2: no \[MASK\]"):
         list(task.fill(params, ["a [MASK]", "none"]))
+
+
+def test_programs_print_what_the_task_returns(trained):
+    workdir, _, task, params = trained
+    flags = [f"--workdir={workdir}", "--step=60"]
+    text = "the cat [MASK] on [MASK]"
+    (masks,) = task.fill(params, [text], top_k=2)
+    done = call("fill_mask", *flags, "--top_k=2", f"--text={text}")
+    assert done.stdout.splitlines() == [
+        "  ".join(f"{filling.word} {filling.probability:.3f}" for filling in mask) for mask in masks
+    ]
+    printed = json.loads(call("fill_mask", *flags, "--top_k=2", "--json", text=text).stdout)
+    assert [[entry["word"] for entry in mask] for mask in printed] == [
+        [filling.word for filling in mask] for mask in masks
+    ]
+    refused = call("fill_mask", *flags, "--top_k=1000", f"--text={text}")
+    assert refused.returncode == 2 and "the vocabulary has" in refused.stderr
+
+    pair = "the cat sat\ta dog ran"
+    (predicted,) = task.predict(params, [pair])
+    done = call("predict", *flags, "--json", f"--text={pair}")
+    assert json.loads(done.stdout) == predicted.details
+    assert call("predict", *flags, text=pair).stdout == f"{predicted.text}\n"
 
 
 def test_next_sentences_are_those_of_the_head(trained, capsys):

@@ -73,7 +73,6 @@ def test_a_batch_can_be_overfitted(tmp_path):
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.full
 def test_reconstructions(made):
     task, params, batch = made
     originals, visible, reconstructed = task.reconstruct(params, batch["images"])

@@ -3,6 +3,7 @@
 import copy
 import json
 import pathlib
+import re
 import types
 
 import jax
@@ -136,6 +137,17 @@ def test_completions_are_drawn_and_scored_over_the_tokens_of_the_tokenizer(ppo):
         position = written["begins"][row] + column - 1
         of_token = expected[row, position, tokens[row, column]]
         assert log_probs[row, column] == pytest.approx(of_token, abs=1e-3)
+
+
+def test_an_evaluation_completes_the_held_out_prompts(ppo, capsys):
+    """The policy is still the reference, and one completion more is drawn than shown."""
+    task, params, *_ = ppo
+    scores = task.evaluate(params, "valid")
+    assert scores["prompts"] == 6 and 0 < scores["length"] <= task.max_tokens
+    assert scores["kl"] == pytest.approx(0, abs=1e-5) and np.isfinite(scores["reward"])
+    assert task.evaluate(params, "valid") == scores
+    prompts = re.findall("a completion: '(.*?)' -> ", capsys.readouterr().err)
+    assert prompts and {*prompts} <= {*policies.PROMPTS}
 
 
 @pytest.mark.full

@@ -172,7 +172,6 @@ def test_a_placeholder_of_a_row_places_nothing():
     assert _placed(batch, jnp.array([[5, 6]])).tolist() == [[7, 8, 5]]
 
 
-@pytest.mark.full
 def test_uses_of_a_run(tiny, tmp_path):
     """The generator fills masks, and fine-tuning takes the discriminator."""
     task, params, _ = tiny

@@ -167,13 +167,18 @@ class MaskedPatches(ImageTask):
         generators = [rows.generator(self.philox_key, n, 0) for n in range(len(images))]
         order = np.stack([generator.permutation(count) for generator in generators])
         batch = {"images": jnp.asarray(images), "order": jnp.asarray(order, jnp.int32)}
-        predicted = jax.jit(self.predicted)(params, batch)
-        targets, mean, deviation = self.targets(batch["images"])
-        # Normalized pixels tell neither brightness nor contrast, so both are taken from the
-        # original patch, for masked patches, too.
-        original = targets * deviation + mean if self.normalize_pixels else targets
-        if self.normalize_pixels:
-            predicted = predicted * deviation + mean
+
+        @jax.jit
+        def restored(params, batch):
+            predicted = self.predicted(params, batch)
+            targets, mean, deviation = self.targets(batch["images"])
+            if not self.normalize_pixels:
+                return targets, predicted
+            # Normalized pixels tell neither brightness nor contrast, so both are taken from the
+            # original patch, for masked patches, too.
+            return targets * deviation + mean, predicted * deviation + mean
+
+        original, predicted = jax.device_get(restored(params, batch))
         is_visible = np.argsort(order, axis=1)[..., None] < self.num_visible
         return Reconstructions(
             np.asarray(images),
