@@ -286,12 +286,17 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.sample(
+    "masks-None-arguments0",
     "neighbours-bert-arguments1",
     "positions-None-arguments2",
     "positions-wmt-arguments3",
     "positions-bert-arguments4",
     "attention-wmt-arguments6",
     "animation-wmt-arguments7",
+    "coreference-bert-arguments8",
+    "vectors-bert-arguments10",
+    "vectors-bert-arguments12",
+    "masking-bert-arguments13",
 )
 @pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
