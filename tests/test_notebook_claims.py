@@ -49,6 +49,19 @@ def rises(values: list[float]) -> bool:
 # ------------------------------------------------- the claims, about the printed text of their cell
 
 
+def likelier(text):
+    """Of two continuations of one token, " range" is likelier; " range(10):" is so by the token."""
+    found = {
+        word: (float(total), int(count), float(mean))
+        for word, total, count, mean in re.findall(
+            r"P\('(.+?)' \| .+?\) = (-[\d.]+), (\d+) tokens, (-[\d.]+) a token", text
+        )
+    }
+    assert found[" range"][1] == found[" return"][1] == 1
+    assert found[" range"][0] > found[" return"][0] > found[" range(10):"][0]
+    assert found[" range(10):"][2] > found[" return"][2]
+
+
 def filled(text):
     """The words that fit a masked position come first, as nothing but its context tells."""
     first = [line.split()[:2] for line in text.splitlines() if line.startswith("    ")]
@@ -144,6 +157,7 @@ def sizes(text):
 
 
 CLAIMS = {
+    ("2_gpt", "likelier"): likelier,
     ("3_bert", "fill"): filled,
     ("3_bert", "fair"): fair,
     ("4_attention", "fuzzy"): fuzzy,
