@@ -99,6 +99,18 @@ def fuzzy(text):
     assert abs(values[5, "jacky"] - 4098) < abs(values[0, "jacky"] - 4098)
 
 
+def translated(text):
+    """The German pronoun has the gender of its noun, in the lecture's pair and in a new one."""
+    pronouns = re.findall(r"weil (es|sie) zu (müde|breit|schwach|lang) war", text)
+    assert pronouns == [("es", "müde"), ("sie", "breit"), ("es", "schwach"), ("sie", "lang")]
+
+
+def looks_at_its_noun(text):
+    """A head of the decoder attends from the pronoun to its noun much more than to the other."""
+    margins = [float(each) for each in re.findall(r"'(-?[\d.]+)'", text)]
+    assert len(margins) == 2 and min(margins) > 0.3
+
+
 def scaled(text):
     """By width, unscaled scores get a larger variance and a smaller gradient; scaled ones don't."""
     lines = text.splitlines()
@@ -162,6 +174,8 @@ CLAIMS = {
     ("3_bert", "fair"): fair,
     ("4_attention", "fuzzy"): fuzzy,
     ("4_attention", "cell-11"): scaled,
+    ("4_attention", "pronouns-translated"): translated,
+    ("4_attention", "pronouns-decoder"): looks_at_its_noun,
     ("5_scaling", "sizes"): sizes,
     ("8_history", "counts"): counts,
     ("8_history", "exploding"): exploding,
