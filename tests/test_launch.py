@@ -557,7 +557,9 @@ def python_310(tmp_path):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o755)
     path = f"{old}:{tmp_path}:/usr/bin:/bin"
-    return {"PATH": path, "UV": str(tmp_path / "uv"), "NEW": str(tmp_path / "new")}
+    # The variable PYTHON of the user who runs the tests would name another Python.
+    new = {"UV": str(tmp_path / "uv"), "NEW": str(tmp_path / "new")}
+    return {"PATH": path, "PYTHON": "", **new}
 
 
 def test_a_worker_that_has_python_310_alone_gets_another(slices, python_310, tmp_path):
