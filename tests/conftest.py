@@ -50,7 +50,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 from tests import annotations, fake_gcs
-from tests.jitted import jitted
 
 # The annotations of arrays are checked with --full alone, because the checks take a fifth of the
 # suite's time: 49 instead of 39 s for 65 tests of models and training (2026-11-26). The processes
@@ -63,7 +62,6 @@ if os.environ.get("TEST_FULL") == "1" and os.environ.get("TEST_OPTIMIZED") != "1
 
 from transformer_jax import config as configs
 from transformer_jax.data.sources import text_files
-from transformer_jax.layers import activations
 from transformer_jax.runs import open as opening
 from transformer_jax.training import trainer
 
@@ -392,9 +390,3 @@ def gcs(server, monkeypatch):
     monkeypatch.setattr(text_files, "_known", text_files._Digests())
     server.reset()
     return server
-
-
-@pytest.fixture
-def attention_in_one_program(monkeypatch):
-    """Reads attention weights in one program. Op by op they take a hundred."""
-    monkeypatch.setattr(activations, "capture", jitted(activations.capture))

@@ -59,7 +59,6 @@ def task_of(kind, folder):
 
 
 @pytest.mark.sample("fine-tuned bert")
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"]
 )
@@ -86,7 +85,6 @@ def test_every_task_shows_its_attention(kind, tmp_path):
         task.attention(params, long, **(dict(target="x") if len(task.attentions) > 1 else {}))
 
 
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_weights_are_those_of_the_model(tmp_path):
     """Computes the first layer's weights from the parameters."""
     task, params = task_of("gpt", tmp_path)

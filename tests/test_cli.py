@@ -168,7 +168,6 @@ def test_evaluate_prints_one_json_object(trained, tmp_path):
     refused(call("evaluate", f"--workdir={trained}", "--set=test"), "config.data.test_source")
 
 
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_n_best_scores_and_the_attention_picture(trained, tmp_path):
     done = call(
         "translate",

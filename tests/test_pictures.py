@@ -298,7 +298,6 @@ def runs(tmp_path_factory):
     "vectors-bert-arguments12",
     "masking-bert-arguments13",
 )
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "picture, family, arguments",
     [
@@ -354,7 +353,6 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     assert done.returncode == 0 and (tmp_path / "c.png").stat().st_size > 3000, done.stderr
 
 
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -73,7 +73,6 @@ USES = {
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("family", USES)
 def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     file = tmp_path / "mine.py"

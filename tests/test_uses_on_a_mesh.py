@@ -69,7 +69,6 @@ def flat(results):
 
 
 @pytest.mark.sample("two-gpt")
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_results_on_a_mesh_are_those_of_one_device(mesh, family, tmp_path, monkeypatch):

@@ -22,7 +22,6 @@ def logits(run, source, filled, target):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_checkpoint_equals_transformers_and_is_written_unchanged(name, tmp_path):
     folder = HERE / name

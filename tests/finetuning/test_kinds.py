@@ -65,7 +65,6 @@ def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_may_sum_up_a_row_at_its_end(tmp_path):
     """XLNet's rows are A [SEP] B [SEP] [CLS]."""
     origin = pretrained(tmp_path, "xlnet")
@@ -159,7 +158,6 @@ def test_the_decoder_reads_the_framed_texts_behind_its_start(tokenizer, one, two
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_decoder_tags_by_the_states_of_its_decoder(tmp_path):
     origin = pretrained(tmp_path, "encoder_decoder")
     config = build(tmp_path, "tagging", origin)

@@ -66,7 +66,6 @@ def test_a_run_is_evaluated_and_predicts_files(run):
     assert float(total) / float(count) == pytest.approx(scores["loss"], rel=1e-4)
 
 
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_programs(run, tmp_path):
     workdir, files = run
     picture(5).save(tmp_path / "mine.jpg")
@@ -85,7 +84,6 @@ def test_the_programs(run, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_picture_of_the_attention(run):
     task, params = open_run(run[0])
     figure = task.result(params, [])

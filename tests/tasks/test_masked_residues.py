@@ -46,7 +46,6 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_three_proteins_are_learned(run):
     task, params = open_run(run)
     scores = task.evaluate(params, "valid")

@@ -98,7 +98,6 @@ def _logits(model, params, tokens, inputs):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("attention_in_one_program")
 def test_a_run_learns_and_is_scored(run):
     assert run.scores["valid/accuracy"] > 0.9
     results = run.task.evaluate(run.params, "valid")

@@ -526,7 +526,13 @@ def weights_in(
     # that stacking along axis 1 restores the order of the layers. Names are sorted by length first,
     # because block_10 must follow block_9.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
-    captured = activations.capture(model, params, [name], *inputs, method=method)
+    captured = _captured(model, name, method, params, inputs)
     names = sorted(captured, key=lambda name: (len(name), name))
     weights = np.stack([captured[name][:, 0] for name in names], axis=1)
     return weights.reshape(-1, *weights.shape[2:])
+
+
+# One program for all rows of a length, because op by op a small model takes a hundred of them.
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _captured(model: nn.Module, name: str, method: str, params, inputs: tuple) -> dict[str, Any]:
+    return activations.capture(model, params, [name], *inputs, method=method)
