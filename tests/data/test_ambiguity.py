@@ -2,6 +2,8 @@
 
 import collections
 import hashlib
+import json
+import pathlib
 
 import pytest
 
@@ -71,3 +73,16 @@ def test_pairs_are_pure_and_unique_and_those_of_the_grammar_stay():
     assert (ambiguity.VERSION, golden[:16]) == ("1", "e9e025160676e86b")
     with pytest.raises(UserError, match="corpus=python: has no sentence pairs; grammar and"):
         open_pairs(experiment(**keys, data=dict(corpus="python")).data, "train")
+
+
+def test_the_measured_rows_show_what_the_page_says():
+    """With each of five seeds, pronouns are right and senses apart; with three, a head shows it."""
+    path = pathlib.Path(__file__).parents[2] / "benchmarks/results/ambiguity_cpu.json"
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["seed"] for row in rows] == [*range(5)]
+    for row in rows:
+        assert row["twins"] > 0.95
+        assert abs(row["encoder"]["head_share"] - 0.5) < 0.05
+        embeddings, *_, last = row["senses"]
+        assert last > 0.8 > 0.6 > embeddings and row["words"]["bank"] > 0.8
+    assert [row["cross"]["head_share"] >= 0.75 for row in rows] == [True, False, True, False, True]
