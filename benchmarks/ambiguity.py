@@ -162,10 +162,7 @@ def _prefers_referent(task, params, twin, kind: str):
 
     The pronoun is the German one as it is written for `kind` "cross", and "it" for "encoder".
     """
-    if kind == "cross":
-        found = task.attention(params, twin.english, target=twin.german, kind=kind)
-    else:
-        found = task.attention(params, twin.english, kind=kind)
+    found = task.attention(params, twin.english, target=twin.german, kind=kind)
     keys, queries = (
         [word.strip(".,").lower() for word in words] for words in (found.keys, found.queries)
     )

@@ -104,6 +104,17 @@ def losses(workdir, name="train/loss"):
     return {line["step"]: line[name] for line in recorded if name in line}
 
 
+def assert_equal_losses(workdir, expected_workdir, num_updates):
+    for name, count in (
+        ("train/loss", num_updates),
+        ("train/grad_norm", num_updates),
+        ("valid/loss", 1),
+    ):
+        expected = losses(expected_workdir, name)
+        assert losses(workdir, name) == pytest.approx(expected, abs=1e-5)
+        assert len(expected) == count
+
+
 def wait_for_losses(workdir, process, count=1):
     """Waits until the run of the process has recorded so many losses."""
     while len(losses(workdir)) < count:
@@ -130,23 +141,17 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
     train(config, alone)
     flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/several")
     finish(start(count, [f"transformer_jax.{program}"], *flags))
-    for name, num_lines in (("train/loss", 6), ("train/grad_norm", 6), ("valid/loss", 1)):
-        expected = losses(alone, name)
-        assert losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)
-        assert len(expected) == num_lines
+    assert_equal_losses(tmp_path / "several", alone, num_updates=6)
 
 
-def test_two_processes_of_one_device_have_the_losses_of_one(tmp_path):
+def test_two_processes_of_one_device_have_the_losses_of_one_process(tmp_path):
     build, program, more = FAMILIES["gpt"]
     short = {**SHORT, "train__num_steps": 2, "train__eval_every": 2}
     trained(build(tmp_path, **short, **more), tmp_path)
     config = build(tmp_path, **short, **more, mesh__fsdp=2)
     flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/several")
     finish(start(2, [f"transformer_jax.{program}"], *flags, devices=1))
-    for name, num_lines in (("train/loss", 2), ("valid/loss", 1)):
-        expected = losses(tmp_path / "run", name)
-        assert losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)
-        assert len(expected) == num_lines
+    assert_equal_losses(tmp_path / "several", tmp_path / "run", num_updates=2)
 
 
 @pytest.mark.full

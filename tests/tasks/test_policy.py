@@ -140,7 +140,7 @@ def test_completions_are_drawn_and_scored_over_the_tokens_of_the_tokenizer(ppo):
 
 
 def test_an_evaluation_completes_the_held_out_prompts(ppo, capsys):
-    """The policy is still the reference, and one completion more is drawn than shown."""
+    """The policy is still the reference, so that its divergence from it is 0."""
     task, params, *_ = ppo
     scores = task.evaluate(params, "valid")
     assert scores["prompts"] == 6 and 0 < scores["length"] <= task.max_tokens
