@@ -68,6 +68,22 @@ def test_a_renamed_class_or_function_is_in_the_module_that_it_was_in(old, new):
     assert renamed is getattr(importlib.import_module(renamed.__module__), new)
 
 
+def test_a_module_that_was_divided_has_the_content_of_its_parts(monkeypatch):
+    monkeypatch.delitem(sys.modules, "transformer_jax.workdir", raising=False)
+    with pytest.warns(DeprecationWarning, match=" is now transformer_jax.runs.open and "):
+        workdir = importlib.import_module("transformer_jax.workdir")
+    from transformer_jax.runs import open as opening
+    from transformer_jax.runs import spec, train
+
+    assert (workdir.load, workdir.mean) == (opening.load, opening.mean)
+    assert (workdir.read, workdir.resolve, workdir.make_task) == (
+        spec.read,
+        spec.resolve,
+        spec.make_task,
+    )
+    assert workdir.train is train.train
+
+
 def test_a_module_that_hides_a_function_can_be_called():
     from transformer_jax import pictures
 

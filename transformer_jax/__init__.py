@@ -63,7 +63,6 @@ and ids beyond its vocabulary. Inside jax.jit the values of ids are unknown, so 
 makes its row NaN instead.
 """
 
-import os
 import sys
 import time
 
@@ -85,8 +84,6 @@ class _OldPaths:
 
 # At the end, so that a module that exists is found before an old one of the same name.
 sys.meta_path.append(_OldPaths)
-# Python looks there last, so that an old module never hides one of today.
-__path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))
 STARTED = time.monotonic()  # to report the time from the command to the first step
 # Here, because XLA reads its flags once, when jax first uses it.
 xla_guard.protect()

@@ -1,7 +1,7 @@
 """Modules under the names that they had.
 
-Importing one warns, and gives the names of the module that has its content now. `MOVED` lists them;
-a module whose content went to several others is a file in this folder.
+Importing one warns, and gives the names of the module that has its content now. `MOVED` lists them,
+and `DIVIDED` lists those whose content went to several modules.
 """
 
 import importlib
@@ -346,6 +346,7 @@ MOVED = {  # without the name of the package
     "training.vectors": "training.warm_start",
     "training.watchdog": "training.stop",
 }
+DIVIDED = {"workdir": ("runs.open", "runs.spec", "runs.train")}
 
 # A module under an old path also answers to the names that its classes and functions had, so that
 # scripts written for it keep working.
@@ -380,7 +381,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name, path=None, target=None):
         package, _, old = name.partition(".")
-        if package != _PACKAGE or old not in MOVED:
+        if package != _PACKAGE or old not in MOVED | DIVIDED:
             return None
         # `import a.b` imports `a` first, which must then be a package even if it has no files.
         is_package = any(other.startswith(f"{old}.") for other in MOVED)
@@ -390,17 +391,21 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module) -> None:
-        name = f"{_PACKAGE}.{MOVED[module.__name__.partition('.')[2]]}"
-        content = importlib.import_module(name)
-        warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
-        # `__getattr__` comes along, because it answers to the names that a class or function had.
-        names = [
-            each for each in vars(content) if not each.startswith("__") or each == "__getattr__"
-        ]
-        vars(module).update({each: getattr(content, each) for each in names})
-        vars(module).update(
-            {old: getattr(content, new) for old, new in RENAMED.items() if hasattr(content, new)}
-        )
+        old = module.__name__.partition(".")[2]
+        names = [f"{_PACKAGE}.{new}" for new in DIVIDED.get(old) or (MOVED[old],)]
+        warning = f"{module.__name__} is now {' and '.join(names)}"
+        warnings.warn(warning, DeprecationWarning, stacklevel=2)
+        for name in names:
+            content = vars(importlib.import_module(name))
+            # `__getattr__` comes along, because it answers to the names that a class or function
+            # had.
+            kept = {
+                each: value
+                for each, value in content.items()
+                if not each.startswith("__") or each == "__getattr__"
+            }
+            renamed = {was: content[new] for was, new in RENAMED.items() if new in content}
+            vars(module).update(kept | renamed)
 
     def get_code(self, name):
         """Returns what `python -m transformer_jax.inspect` runs."""
