@@ -10,7 +10,8 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_marian import CODE, MARIAN, sentence_piece
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.unigram import ALBERT, T5, Marian, XLNet, hf_files
+from transformer_jax.data.tokenizers.published import Published
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, Marian, XLNet, hf_files, read
 
 SPECIAL = "</s> <pad> <unk> <s> <extra_id_0>"
 
@@ -38,7 +39,7 @@ def test_a_sentence_piece_model_has_its_own_special_ids():
 def test_t5_equals_transformers(tmp_path):
     tokenizer = tokenizers.read_published(HERE / "T5Tokenizer")
     texts, ids, decoded = expected("T5Tokenizer").values()
-    assert type(tokenizer) is T5 and tokenizer.encode(texts) == ids
+    assert type(tokenizer) is Published and tokenizer.encode(texts) == ids
     assert tokenizer.decode(ids) == decoded
     assert tokenizer.num_sentinels == 100 and tokenizer.mask_id is None
     special = (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.start_id)
@@ -51,7 +52,7 @@ def test_t5_equals_transformers(tmp_path):
     tokenizer.save(tmp_path / "saved")
     assert tokenizers.load(tmp_path / "saved").encode(texts) == ids
     again = tokenizers.read_published(published(tokenizer.hf_files(), tmp_path))
-    assert again.files() == tokenizer.files()
+    assert again.fingerprint() == tokenizer.fingerprint()
     library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert library.encode(texts[0]).ids == tokenizer.framed(ids[0])
     assert library.encode("a <extra_id_1>").ids[-2:] == [first - 1, 1]
@@ -60,7 +61,7 @@ def test_t5_equals_transformers(tmp_path):
 def test_xlnet_equals_transformers(tmp_path):
     tokenizer = tokenizers.read_published(HERE / "XLNetLMHeadModel")
     texts, ids, decoded = expected("XLNetLMHeadModel").values()
-    assert type(tokenizer) is XLNet and tokenizer.encode(texts) == ids
+    assert type(tokenizer) is Published and tokenizer.encode(texts) == ids
     assert tokenizer.decode(ids) == decoded
     special = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.eos_id)
     assert special == (3, 4, 6, 7) and tokenizer.special.sum() == 9
@@ -69,7 +70,7 @@ def test_xlnet_equals_transformers(tmp_path):
     tokenizer.save(tmp_path / "saved")
     assert tokenizers.load(tmp_path / "saved").encode(texts) == ids
     again = tokenizers.read_published(published(tokenizer.hf_files(), tmp_path))
-    assert again.files() == tokenizer.files()
+    assert again.fingerprint() == tokenizer.fingerprint()
     library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert library.encode(texts[0], texts[1]).ids == [*ids[0], 4, *ids[1], 4, 3]
 
@@ -77,7 +78,7 @@ def test_xlnet_equals_transformers(tmp_path):
 def test_albert_equals_transformers(tmp_path):
     tokenizer = tokenizers.read_published(HERE / "AlbertTokenizer")
     texts, ids, decoded = expected("AlbertTokenizer").values()
-    assert type(tokenizer) is ALBERT and tokenizer.encode(texts) == ids
+    assert type(tokenizer) is Published and tokenizer.encode(texts) == ids
     assert tokenizer.decode(ids) == decoded
     special = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     assert special == (0, 2, 3, 4) and tokenizer.special.sum() == 5
@@ -86,16 +87,21 @@ def test_albert_equals_transformers(tmp_path):
     tokenizer.save(tmp_path / "saved")
     assert tokenizers.load(tmp_path / "saved").encode(texts) == ids
     again = tokenizers.read_published(published(tokenizer.hf_files(), tmp_path))
-    assert again.files() == tokenizer.files()
+    assert again.fingerprint() == tokenizer.fingerprint()
     library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert library.encode(texts[0], texts[1]).ids == [2, *ids[0], 3, *ids[1], 3]
 
 
-def test_another_unigram_than_t5s_is_refused(tmp_path):
-    library = huggingface.Tokenizer(huggingface.models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0))
-    library.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="first pieces are not those of T5: <pad>, </s>, <unk>"):
-        tokenizers.read_published(tmp_path)
+@pytest.mark.parametrize("kind", [T5, ALBERT, XLNet])
+def test_a_run_with_the_earlier_file_opens(kind, tmp_path):
+    """Earlier releases of this package saved the pieces, and not a tokenizer.json."""
+    name = {T5: "T5Tokenizer", ALBERT: "AlbertTokenizer", XLNet: "XLNetLMHeadModel"}[kind]
+    earlier = read((HERE / name / "spiece.model").read_bytes(), {})
+    earlier.save(tmp_path)
+    loaded = tokenizers.load(tmp_path)
+    texts, ids, decoded = expected(name).values()
+    assert type(loaded) is kind and loaded.fingerprint() == earlier.fingerprint()
+    assert loaded.encode(texts) == ids and loaded.decode(ids) == decoded
 
 
 def test_marian_equals_transformers(tmp_path):

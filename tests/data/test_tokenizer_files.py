@@ -17,7 +17,7 @@ NO_TOKENIZER = "no tokenizer that can be read here"
         (
             {},
             "should hold one of albert.json, byte_bpe.json, characters.json, gpt1_bpe.json, "
-            "marian.json, published_bpe.json, residues.json, sentencepiece.model, t5.json, "
+            "marian.json, published.json, residues.json, sentencepiece.model, t5.json, "
             "wordpiece.json, words.json, xlnet.json; it holds none",
         ),
         (
@@ -47,7 +47,10 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({"vocab__json": {}}, "should hold vocab.txt .BERT, ESM., vocab.json and merges.txt, "),
+        (
+            {"vocab__json": {}},
+            "should hold tokenizer.json, vocab.txt .BERT, ESM., vocab.json and merges.txt, ",
+        ),
         ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
         (
             {"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"},

@@ -1,15 +1,14 @@
-"""Byte-pair encoding: the tokenizers of GPT, GPT-2, RoBERTa, Llama and Qwen2."""
+"""Byte-pair encoding: the tokenizers of GPT, GPT-2 and RoBERTa."""
 
 import json
 from collections.abc import Iterable
 
-import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers.tokenizer import (
     LibraryTokenizer,
-    parts_of,
+    named_piece,
     pieces_by_id,
     visible,
 )
@@ -214,9 +213,10 @@ class ByteBPE(BPE):
                 show_progress=False,
             ),
         )
-        parts = parts_of(tokenizer)
-        pieces = [*before, *pieces_by_id(parts.vocab), *after]
-        return cls.of({piece: i for i, piece in enumerate(pieces)}, parts.merges)
+        model = json.loads(tokenizer.to_str())["model"]
+        pieces = [*before, *pieces_by_id(model["vocab"]), *after]
+        merges = [" ".join(merge) for merge in model["merges"]]
+        return cls.of({piece: i for i, piece in enumerate(pieces)}, merges)
 
     @staticmethod
     def pipeline(vocab, merges):
@@ -273,7 +273,7 @@ def from_vocabulary(vocab: dict[str, int], merges: list[str], config: dict) -> B
     and the tokens before it behind the vocabulary's.
     """
     is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
-    end = _named(config, "eos")
+    end = named_piece(config, "eos")
     added = config.get("added_tokens_decoder") or {}
     ids = {token["content"]: int(i) for i, token in added.items()}
     if end in ids and end not in vocab:
@@ -281,96 +281,3 @@ def from_vocabulary(vocab: dict[str, int], merges: list[str], config: dict) -> B
         # vocabulary.
         vocab = vocab | {piece: i for piece, i in ids.items() if i <= ids[end]}
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges, end)
-
-
-def from_library(text: str, config: dict) -> ByteBPE | GPT1BPE | None:
-    """Returns the tokenizer for a tokenizer.json, or None if it is of neither kind.
-
-    `config` is the content of tokenizer_config.json, which may name the end token.
-    """
-    parts = parts_of(huggingface.Tokenizer.from_str(text))
-    for kind in (ByteBPE, GPT1BPE):
-        if parts.settings == parts_of(kind.pipeline({}, [])).settings:
-            added = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
-            return kind.of(parts.vocab | added, parts.merges, _named(config, "eos"))
-    return None
-
-
-def _named(config: dict, name: str) -> str | None:
-    """Returns the piece of a special token that a tokenizer_config.json names, or None."""
-    token = config.get(f"{name}_token")
-    return token["content"] if isinstance(token, dict) else token
-
-
-# --------------------------------------------------------------------------------------------------
-# The tokenizers of Llama and Qwen2, as their published tokenizer.json describes them. Each splits
-# words by rules of its own, which only that file contains, so it is kept as a whole.
-
-_NAMES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-# Candidates for the end of a document if no file names it, because a causal language model can't be
-# trained on documents without one.
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
-
-
-class PublishedBPE(LibraryTokenizer):
-    """The BPE tokenizer of any tokenizer.json.
-
-    The saved file contains the content of tokenizer.json and the names of the special tokens.
-    Raises ValueError if no special token ends a document.
-    """
-
-    file = "published_bpe.json"
-
-    def __init__(self, model: bytes):
-        super().__init__(model)
-        content = json.loads(model)
-        self._library = content["library"]
-        self._names = content["special"]
-        self._tokenizer = huggingface.Tokenizer.from_str(json.dumps(self._library))
-        # With this setting, special tokens in a text are encoded as ordinary text. The library's
-        # default is that a user could write any of them.
-        self._tokenizer.encode_special_tokens = True
-        self._is_byte_level = (self._library["decoder"] or {}).get("type") == "ByteLevel"
-        # The largest id and not the number of pieces, because published vocabularies may have gaps.
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        ids = {name: self._tokenizer.token_to_id(piece) for name, piece in self._names.items()}
-        if ids.get("eos") is None:
-            raise ValueError("tokenizer_config.json names no eos_token of the vocabulary")
-        self.eos_id = ids["eos"]
-        self.bos_id, self.pad_id, self.unk_id = map(ids.get, ("bos", "pad", "unk"))
-        self.cls_id, self.sep_id, self.mask_id = map(ids.get, ("cls", "sep", "mask"))
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        special = [i for i, token in added if token.special]
-        self.special = np.isin(np.arange(self.vocab_size), special)
-
-    @classmethod
-    def of(cls, text: str, config: dict) -> "PublishedBPE":
-        """Returns the tokenizer for a tokenizer.json and the content of tokenizer_config.json.
-
-        Raises ValueError if no special token ends a document.
-        """
-        library = json.loads(text)
-        added = {token["content"] for token in library["added_tokens"]}
-        names = {"eos": next((piece for piece in _ENDS if piece in added), None)}
-        for name in _NAMES:
-            names[name] = _named(config, name) or names.get(name)
-        special = {name: piece for name, piece in names.items() if piece}
-        return cls(json.dumps({"library": library, "special": special}).encode())
-
-    def _decode(self, ids):
-        return self._tokenizer.decode_batch(ids, skip_special_tokens=True)
-
-    def pieces(self, ids):
-        # A piece of bytes is shown as the text that it stands for, not by the characters of its
-        # bytes.
-        if self._is_byte_level:
-            return [visible(self._tokenizer.decode([i], skip_special_tokens=False)) for i in ids]
-        return [visible(self._tokenizer.id_to_token(i) or "") for i in ids]
-
-    def hf_files(self):
-        config = {f"{name}_token": piece for name, piece in self._names.items()}
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        return {
-            "tokenizer.json": json.dumps(self._library).encode(),
-            "tokenizer_config.json": json.dumps(config).encode(),
-        }

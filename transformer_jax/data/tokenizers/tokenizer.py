@@ -1,6 +1,5 @@
 """The interface of all tokenizers, and the base class of those from the library `tokenizers`."""
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -313,27 +312,10 @@ class LibraryTokenizer(Tokenizer):
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The parts of a library tokenizer that determine the ids of a text."""
-
-    vocab: dict[str, int]  # the id of each piece
-    merges: list[str]
-    settings: list  # everything else: model, normalizer and pre-tokenizer
-
-
-def parts_of(tokenizer: huggingface.Tokenizer) -> Parts:
-    """Returns the parts of a tokenizer; equal `settings` mean that texts are encoded alike."""
-    content = json.loads(tokenizer.to_str())
-    model = content["model"]
-    pre_tokenizer = content["pre_tokenizer"] or {}
-    vocab = model.pop("vocab")
-    merges = [" ".join(merge) for merge in model.pop("merges", ())]
-    # None, "" and False all mean that a setting is off, and files differ in which they use.
-    # `unk_token` and `trim_offsets` are left out, because they do not change the ids of a text.
-    model = {key: value for key, value in model.items() if value and key != "unk_token"}
-    pre_tokenizer = {key: value for key, value in pre_tokenizer.items() if key != "trim_offsets"}
-    return Parts(vocab, merges, [model, content["normalizer"], pre_tokenizer])
+def named_piece(settings: dict, name: str) -> str | None:
+    """Returns the piece of a special token that a tokenizer_config.json names, or None."""
+    token = settings.get(f"{name}_token")
+    return token["content"] if isinstance(token, dict) else token
 
 
 def pieces_by_id(vocab: dict[str, int]) -> list[str]:

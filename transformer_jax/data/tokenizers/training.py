@@ -18,9 +18,10 @@ from transformer_jax.config import UserError
 from transformer_jax.data import store
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
-from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE, PublishedBPE
+from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
+from transformer_jax.data.tokenizers.published import Published
 from transformer_jax.data.tokenizers.tokenizer import PREFIX_FILE, Tokenizer, write_files
-from transformer_jax.data.tokenizers.unigram import ALBERT, T5, SentencePiece, XLNet
+from transformer_jax.data.tokenizers.unigram import SentencePiece
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Characters, Residues, Words
 from transformer_jax.pictures.progress import say
@@ -69,7 +70,7 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
     A chat tokenizer has a further file, which lists its special tokens. Raises ValueError unless
     there is exactly one tokenizer.
     """
-    classes = kinds() | {SHARED: SentencePiece}
+    classes = kinds() | {SHARED: SentencePiece, "published_bpe.json": Published}
     names = [name for name in classes if name in files]
     # Two tokenizers in a folder are a mistake that would otherwise be decided by the order of
     # names.
@@ -98,43 +99,54 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 def read_published(folder: pathlib.Path) -> Tokenizer:
     """Returns a published tokenizer, such as GPT-2's, BERT's, Llama's, T5's, XLNet's or ESM's.
 
-    Reads files in the formats of OpenAI, Google and Hugging Face. Raises UserError for other
-    content.
+    tokenizer.json takes precedence, because it alone says how texts are normalized and split. The
+    formats of OpenAI, Google and earlier releases of Hugging Face's library are read, too. Raises
+    UserError for other content.
     """
     with unreadable_as_user_error(folder):
-        config = folder / "tokenizer_config.json"
-        settings = json.loads(config.read_bytes()) if config.exists() else {}
-        # Earlier versions of transformers name the special tokens in a file of their own, too.
-        if (folder / "special_tokens_map.json").exists():
-            settings = json.loads((folder / "special_tokens_map.json").read_bytes()) | settings
+        settings = _content(folder, "tokenizer_config.json")
+        # Earlier releases of transformers name the special tokens in a file of their own, too.
+        settings = _content(folder, "special_tokens_map.json") | settings
+        if (folder / "tokenizer.json").exists():
+            text = (folder / "tokenizer.json").read_bytes().decode()
+            return Published.of(text, settings, _special_ids(folder))
         if (folder / "vocab.txt").exists():
             pieces = list(text_lines(str(folder / "vocab.txt")))
             if Residues.has(pieces):
                 return Residues.of(pieces)
             return wordpiece.from_vocabulary(pieces, settings)
-        library = None
-        if (folder / "tokenizer.json").exists():
-            text = (folder / "tokenizer.json").read_bytes().decode()
-            library = _from_library(text, settings)
-        # Here tokenizer.json takes precedence, because vocab.json and merges.txt, which Qwen2 has
-        # as well, do not say how words are split.
-        if isinstance(library, PublishedBPE):
-            return library
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
-                content = json.loads((folder / vocab).read_bytes())
+                content = _content(folder, vocab)
                 return bpe.from_vocabulary(content, _merges(folder / merges), settings)
-        if library:
-            return library
         if (folder / "spiece.model").exists():
-            pieces, table = unigram.from_sentence_piece((folder / "spiece.model").read_bytes())
-            if not ALBERT.has(pieces) and not XLNet.has(pieces):
-                pieces = unigram.with_sentinels(pieces, settings)
-            return _unigram(pieces, table, settings)
+            older = unigram.read((folder / "spiece.model").read_bytes(), settings)
+            return Published.of_files(older.hf_files())
+        if (folder / "tokenizer.model").exists():
+            return SentencePiece((folder / "tokenizer.model").read_bytes())
         raise ValueError(
-            "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "
-            "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
+            "it should hold tokenizer.json, vocab.txt (BERT, ESM), vocab.json and merges.txt, "
+            "encoder.json and vocab.bpe, spiece.model (T5, XLNet, ALBERT), or tokenizer.model"
         )
+
+
+def _content(folder: pathlib.Path, name: str) -> dict:
+    """Returns the content of a JSON file, or {} if there is no such file."""
+    path = folder / name
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def _special_ids(folder: pathlib.Path) -> dict[str, int]:
+    """Returns the ids of special tokens that the configs of a published model give, by name."""
+    ids = {}
+    for file in ("config.json", "generation_config.json"):
+        for name in ("bos", "eos", "pad"):
+            value = _content(folder, file).get(f"{name}_token_id")
+            # Of several ends, the first ends a document.
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int):
+                ids[name] = value
+    return ids
 
 
 def published_frame(
@@ -185,28 +197,6 @@ def _frame(processor: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
         case "BertProcessing" | "RobertaProcessing":
             return (processor["cls"][1],), (processor["sep"][1],)
     return (), ()
-
-
-def _from_library(text: str, settings: dict) -> Tokenizer:
-    """Returns the tokenizer for a tokenizer.json and the content of tokenizer_config.json."""
-    match json.loads(text)["model"]["type"]:
-        case "WordPiece":
-            return wordpiece.from_library(text)
-        case "BPE":
-            return bpe.from_library(text, settings) or PublishedBPE.of(text, settings)
-        case "Unigram":
-            return _unigram(*unigram.from_library(text), settings)
-        case kind:
-            raise ValueError(f"tokenizer.json is of the kind {kind}: not BPE, WordPiece or Unigram")
-
-
-def _unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
-    """Returns the unigram tokenizer with these pieces. Their special tokens determine its class."""
-    if ALBERT.has(pieces):
-        return ALBERT.of(pieces, characters, lowercase=settings.get("do_lower_case", True))
-    if XLNet.has(pieces):
-        return XLNet.of(pieces, characters, lowercase=settings.get("do_lower_case", False))
-    return T5.of(pieces, characters)
 
 
 def _merges(path: pathlib.Path) -> list[str]:

@@ -349,24 +349,19 @@ def from_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
     return pieces, _characters(model)
 
 
-def from_library(text: str) -> tuple[Pieces, bytes]:
-    """Returns the pieces of a tokenizer.json, and its table of normalized characters.
+def read(model: bytes, settings: dict) -> Unigram:
+    """Returns the tokenizer of a spiece.model. Its first pieces tell whose it is.
 
-    Tokens that were added to the model come after its pieces.
+    `settings` is the content of tokenizer_config.json.
     """
-    content = json.loads(text)
-    pieces = [tuple(entry) for entry in content["model"]["vocab"]]
-    added = sorted(content["added_tokens"], key=lambda token: token["id"])
-    # Special tokens of the model are listed as added, too: only those behind its pieces are further
-    # ones.
-    pieces += [(token["content"], 0.0) for token in added if token["id"] >= len(pieces)]
-    normalizer = content["normalizer"] or {}
-    tables = [
-        each["precompiled_charsmap"]
-        for each in normalizer.get("normalizers", [normalizer])
-        if each.get("type") == "Precompiled"
-    ]
-    return pieces, base64.b64decode(tables[0]) if tables else b""
+    pieces, characters = from_sentence_piece(model)
+    if ALBERT.has(pieces):
+        return ALBERT.of(pieces, characters, lowercase=settings.get("do_lower_case", True))
+    if XLNet.has(pieces):
+        return XLNet.of(pieces, characters, lowercase=settings.get("do_lower_case", False))
+    # The model does not contain T5's sentinels.
+    sentinels = reversed(range(settings.get("extra_ids", _NUM_SENTINELS)))
+    return T5.of(pieces + [(f"<extra_id_{i}>", 0.0) for i in sentinels], characters)
 
 
 def _characters(model: bytes) -> bytes:
@@ -477,15 +472,6 @@ class T5(Unigram):
             "tokenizer.json": library.to_str().encode(),
             "tokenizer_config.json": json.dumps(config).encode(),
         }
-
-
-def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
-    """Adds T5's sentinels to the pieces of a SentencePiece model, which does not contain them.
-
-    `settings` is the content of tokenizer_config.json.
-    """
-    count = settings.get("extra_ids", _NUM_SENTINELS)
-    return pieces + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
 
 
 # --------------------------------------------------------------------------------------------------

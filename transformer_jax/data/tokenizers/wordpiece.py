@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizers.tokenizer import LibraryTokenizer, parts_of, pieces_by_id
+from transformer_jax.data.tokenizers.tokenizer import LibraryTokenizer
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The number of characters in the alphabet, as for BERT. The most frequent ones are kept, and words
@@ -144,27 +144,3 @@ def from_vocabulary(pieces: list[str], config: dict) -> WordPiece:
             "tokenizer_config.json: accents are kept or Chinese characters joined, unlike in BERT"
         )
     return WordPiece.of(pieces, not lowers)
-
-
-def from_library(text: str) -> WordPiece:
-    """Returns the tokenizer for a tokenizer.json, which is the only file that transformers 5 saves.
-
-    Raises ValueError if it encodes text differently from BERT's tokenizer.
-    """
-    content = json.loads(text)
-    normalizer = content["normalizer"] or {}
-    if normalizer.get("strip_accents") == normalizer.get("lowercase"):
-        # By default accents are stripped if and only if text is lower-cased, so this setting is the
-        # default spelled out.
-        content["normalizer"] = normalizer | {"strip_accents": None}
-    parts = parts_of(huggingface.Tokenizer.from_str(json.dumps(content)))
-    added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    # Compared as a whole with our own, so that any setting that we don't know is refused and not
-    # ignored.
-    for cased in (False, True):
-        if parts.settings == parts_of(WordPiece.pipeline({}, cased)).settings:
-            return WordPiece.of(pieces_by_id(parts.vocab | added), cased)
-    raise ValueError(
-        "tokenizer.json: accents are kept, Chinese characters joined or words split otherwise, "
-        "unlike in BERT"
-    )
