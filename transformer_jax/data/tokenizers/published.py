@@ -105,7 +105,7 @@ class Published(LibraryTokenizer):
         return cls(json.dumps(content).encode())
 
     @classmethod
-    def of_files(cls, files: Mapping[str, bytes]) -> "Published":
+    def from_files(cls, files: Mapping[str, bytes]) -> "Published":
         """Returns the tokenizer of a tokenizer.json and a tokenizer_config.json."""
         settings = json.loads(files["tokenizer_config.json"])
         return cls.of(files["tokenizer.json"].decode(), settings)

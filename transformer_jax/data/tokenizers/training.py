@@ -121,7 +121,7 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
                 return bpe.from_vocabulary(content, _merges(folder / merges), settings)
         if (folder / "spiece.model").exists():
             older = unigram.read((folder / "spiece.model").read_bytes(), settings)
-            return Published.of_files(older.hf_files())
+            return Published.from_files(older.hf_files())
         if (folder / "tokenizer.model").exists():
             return SentencePiece((folder / "tokenizer.model").read_bytes())
         raise ValueError(
