@@ -6,6 +6,11 @@ The texts are the lines of stdin. The file is written as NumPy's .npz, or as saf
 The tokens of each text, including [CLS] and [SEP], go to stdout as a JSON array. An empty line has
 only [CLS] and [SEP]. A translation run reads the texts as sources: layer 0 is their embeddings, and
 layer 1 the output of the encoder.
+
+With --pooling=mean, the file has one array instead, vectors (texts, d_model), and nothing goes to
+stdout: the mean of the last hidden states of each text, special tokens included, as in
+sentence-transformers. --pooling may also be max, cls or last, and --normalize divides each vector
+by its length.
 """
 
 import json
@@ -34,6 +39,14 @@ def define_flags() -> None:
         "Layers to write: 0 is the embeddings, 1 the output of the first layer, -1 of the last.",
     )
 
+    flags.DEFINE_enum(
+        "pooling",
+        None,
+        ["mean", "max", "cls", "last"],
+        "Write one vector of each text, pooled from the last hidden states of its tokens.",
+    )
+    flags.DEFINE_bool("normalize", False, "Divide each vector of --pooling by its length.")
+
 
 def main() -> None:
     import numpy as np
@@ -45,8 +58,18 @@ def main() -> None:
     if path.suffix not in (".npz", ".safetensors"):
         raise UserError(f"--output={options.output or ''}: must be a file *.npz or *.safetensors")
     cli.check_output("output")
+    if options["layers"].present and options.pooling:
+        raise UserError("--layers can't be given with --pooling, which reads the last layer")
+    if options.normalize and not options.pooling:
+        raise UserError("--normalize needs --pooling")
     layers = _layers(options.layers)
     task, params = cli.open_run("features", "gives features")
+    if options.pooling:
+        normalize, long = options.normalize, options.long
+        texts = text_lines("-")
+        vectors = [*task.embed(params, texts, options.pooling, normalize=normalize, long=long)]
+        _write({"vectors": np.array(vectors, np.float32)}, path)
+        return
     arrays = {}
     features = task.features(params, text_lines("-"), layers, long=options.long)
     for number, (pieces, states) in enumerate(features):

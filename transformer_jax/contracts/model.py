@@ -339,6 +339,9 @@ class Model(nn.Module, abc.ABC):
     modality: ClassVar[str] = "tokens"  # the field of `reads` that holds the inputs
     reads: ClassVar[type[Inputs]] = Inputs
     unit_shape: ClassVar[tuple[int, ...]] = ()
+    # The shape and dtype of an input of a few positions, with which parameters are initialized.
+    example_shape: ClassVar[tuple[int, ...]] = (8,)
+    example_dtype: ClassVar[str] = "int32"
     # Other families from whose runs a run may be initialized, each with the value that
     # `config.init_from` then has for a workdir, without the key "run":
     # {family: {prefix: {"part": ..., "layers": ...}}}.
@@ -540,6 +543,12 @@ class Causal(CausalDecoding, Model):
     """
 
     kind = "causal"
+    num_states = 1
+
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> tuple[Float[Array, "B L M"]]:
+        """Returns the hidden states of the last layer."""
+        return (self.hidden(inputs),)
 
     @takes_inputs
     def __call__(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L V"]:

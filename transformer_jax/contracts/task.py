@@ -126,7 +126,7 @@ class Objective(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data is not text
     reads_source: bool = False  # reads the records of `config.source` instead of `config.data`
-    modality: str = "tokens"  # of the inputs of config.model
+    modality: str | None = "tokens"  # of the inputs of config.model; None: of any
     # Whether the gradients of a batch are sums over its rows. If so, groups of rows are computed
     # separately, and their gradients are reduced over the devices only once per update.
     sums_over_rows: bool = True

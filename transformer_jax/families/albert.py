@@ -97,6 +97,7 @@ _SPAN = linear("qa_outputs", "head/out")
 @dataclasses.dataclass(frozen=True)
 class PreTraining(Family):
     model = "albert"
+    body = ("albert.",)
     ignored = (
         # Copies of the embeddings and of predictions.bias, with which `tied` compares them.
         "predictions.decoder.weight",

@@ -289,6 +289,7 @@ _SPAN = linear("qa_outputs", "head/out")
 @dataclasses.dataclass(frozen=True)
 class PreTraining(family.Family):
     model = "bert"
+    body = ("bert.",)
     ignored = (
         # Copies of the embeddings and of cls.predictions.bias, with which `tied` compares them.
         "cls.predictions.decoder.weight",

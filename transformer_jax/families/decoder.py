@@ -227,6 +227,7 @@ _MAX_LENGTH = 4096
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Causal):
     model = "decoder"
+    body = ("model.",)
     prefix = "model."
     # If the output projection is tied to the embeddings, older files contain it nevertheless.
     ignored = (_OUTPUT, "rotary_emb.inv_freq")

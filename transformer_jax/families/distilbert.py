@@ -119,6 +119,7 @@ _DEFAULT_DROPOUT = {"seq_classif_dropout": 0.2, "qa_dropout": 0.1}
 @dataclasses.dataclass(frozen=True)
 class PreTraining(family.Family):
     model = "distilbert"
+    body = ("distilbert.",)
     ignored = ("vocab_projector.weight",)  # a copy of the embeddings, see `tied`
     tied = {"vocab_projector.weight": ("embeddings.word_embeddings.weight",)}
 

@@ -194,6 +194,7 @@ _SPAN = linear("qa_outputs", "head/out")
 @dataclasses.dataclass(frozen=True)
 class _ELECTRA(Family):
     model = "electra"
+    body = ("electra.",)
     ignored = (
         # A copy of the embeddings, with which `tied` compares it.
         "generator_lm_head.weight",

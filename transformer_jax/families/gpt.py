@@ -248,6 +248,7 @@ _NUM_SPECIAL_TOKENS = 3
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Causal):
     model = "gpt"
+    body = ("transformer.",)
     prefix = "transformer."
     # A copy of the embeddings, which `tied` compares, and buffers that hold the causal mask.
     ignored = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")

@@ -125,6 +125,7 @@ _ENCODER = {
 @dataclasses.dataclass(frozen=True)
 class PreTraining(roberta.PreTraining):
     model = "longformer"
+    body = ("longformer.",)
 
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)

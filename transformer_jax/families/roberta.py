@@ -90,6 +90,7 @@ SPAN = linear("qa_outputs", "head/out")
 @dataclasses.dataclass(frozen=True)
 class PreTraining(Family):
     model = "roberta"
+    body = ("roberta.",)
     ignored = (
         # Copies of the embeddings and of lm_head.bias, with which `tied` compares them.
         "lm_head.decoder.weight",

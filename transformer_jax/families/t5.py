@@ -256,6 +256,8 @@ _OUTPUT = "lm_head.weight"
 @dataclasses.dataclass(frozen=True)
 class Writer(EncoderDecoder):
     model = "t5"
+    body = ("shared.", "encoder.")
+    headless = "T5EncoderModel"
     ignored = (
         # Copies of the shared embeddings, with which `tied` compares them. If the output projection
         # is not tied, `table` lists it.
@@ -303,4 +305,8 @@ class Writer(EncoderDecoder):
         }
 
 
-ARCHITECTURES = [Writer("T5ForConditionalGeneration", "t5", _KEYS, _table(_MLP), "text_to_text")]
+ARCHITECTURES = [
+    Writer("T5ForConditionalGeneration", "t5", _KEYS, _table(_MLP), "text_to_text"),
+    # Its output projection is tied to the embeddings.
+    Writer("T5Model", "t5", _KEYS, _table(_MLP), "text_to_text"),
+]

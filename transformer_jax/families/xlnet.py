@@ -318,6 +318,7 @@ _SUMMARY = linear("sequence_summary.summary", "pooler") | linear("logits_proj", 
 @dataclasses.dataclass(frozen=True)
 class PreTraining(Causal):
     model = "xlnet"
+    body = ("transformer.",)
     # A copy of the embeddings, which `tied` compares, and the embedding of targets. Published
     # encoders hold it, but only pre-training uses it.
     ignored = ("lm_loss.weight", _TARGET)

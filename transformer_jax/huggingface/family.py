@@ -2,14 +2,17 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
-from typing import ClassVar
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.data import tokenizers
 from transformer_jax.huggingface import tensors
 from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
@@ -163,6 +166,9 @@ def read_processor(folder: pathlib.Path, part: str) -> dict:
 # converts. There is no other list of them, so that a new family changes no other file.
 
 
+_HEAD = re.compile(r"(For[A-Z]\w*|LMHeadModel)$")
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """An architecture of transformers with one of its heads, and its equivalent runs.
@@ -172,6 +178,7 @@ class Family:
 
     model: ClassVar[str]  # config.model.name
     prefix: ClassVar[str] = ""  # of names; those in a checkpoint may lack it
+    body: ClassVar[tuple[str, ...]] = ()  # how the names of the tensors below the head begin
     ignored: ClassVar[tuple[str, ...]] = ()  # suffixes of the names of tensors that are not read
     # {one of these suffixes: suffixes of the tensor, the first in the table, that it is tied to}
     tied: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -181,6 +188,11 @@ class Family:
     keys: Keys
     tensors: Table
     task: str  # config.task.name
+
+    @property
+    def headless(self) -> str:
+        """The class of transformers without a head, such as BertModel."""
+        return _HEAD.sub("Model", self.architecture)
 
     def matches(self, config: ConfigDict) -> bool:
         """Returns whether a run with this config can be written as this architecture."""
@@ -298,10 +310,96 @@ class Family:
         return {} if task.tokenizer is None else task.tokenizer.hf_files()
 
 
+@dataclasses.dataclass(frozen=True)
+class Headless(Family):
+    """The model of a family without its head, such as BertModel: a run of the task `features`."""
+
+    whole: Family  # an architecture of the family with a head
+    # Tensors of a layer that only some heads read, such as BERT's pooler. A checkpoint may lack it,
+    # so that there is an architecture with it and one without.
+    pooler: Table
+
+    @property
+    def model(self):
+        return self.whole.model
+
+    @property
+    def prefix(self):
+        return self.whole.prefix or (self.whole.body[0] if len(self.whole.body) == 1 else "")
+
+    def matches(self, config):
+        return super().matches(config) and config.task.pooled == bool(self.pooler)
+
+    @property
+    def ignored(self):
+        return tuple(name.removeprefix(self.prefix) for name in self.whole.ignored)
+
+    def table(self, model):
+        return _starting(self.whole.table(model), self.whole.body) | self.pooler
+
+    def constants(self, model):
+        return _starting(self.whole.constants(model), self.whole.body)
+
+    def read_config(self, hf_config, folder):
+        config = self.whole.read_config(hf_config, folder)
+        task = dict(name=self.task, pooled=bool(self.pooler))
+        return configs.experiment(model=dict(config.model), task=task, data=dict(config.data))
+
+    def complete(self, task, hf_config, folder):
+        task.tokenizer.prefix, _ = tokenizers.published_frame(folder, task.tokenizer)
+
+    def other_keys(self, config, tokenizer):
+        return self.whole.other_keys(self._with_head(config), tokenizer)
+
+    def tokenizer_files(self, task):
+        config = self._with_head(task.config)
+        whole = types.SimpleNamespace(model=task.model, config=config, tokenizer=task.tokenizer)
+        return self.whole.tokenizer_files(whole)
+
+    def _with_head(self, config: ConfigDict) -> ConfigDict:
+        """Returns the config of a run with a head, whose keys have their defaults."""
+        return configs.experiment(model=dict(config.model), task=dict(name=self.whole.task))
+
+    def vocab_size(self, hf_config):
+        return self.whole.vocab_size(hf_config)
+
+    def ours(self, params, task):
+        return self.whole.ours(params, task)
+
+    def theirs(self, params, task):
+        return self.whole.theirs(params, task)
+
+
+def _starting(table: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict:
+    return {name: entry for name, entry in table.items() if name.startswith(prefixes)}
+
+
+def _headless(group: list[Family]) -> list[Headless]:
+    """Returns the architecture without a head of a family, given those with its heads."""
+    whole = group[0]
+    if not whole.body:
+        return []
+    bodies = [_starting(family.tensors, whole.body) for family in group]
+    entries = [item for body in bodies for item in body.items()]
+    pooler = {name: entry for name, entry in entries if entry[1].startswith("pooler/")}
+    body = {name: entry for name, entry in bodies[0].items() if name not in pooler}
+    return [
+        Headless(whole.headless, whole.model_type, whole.keys, body, "features", whole, each)
+        for each in ([pooler, {}] if pooler else [{}])
+    ]
+
+
 def families() -> list[Family]:
-    """Returns the architectures that the files of transformer_jax/families convert."""
+    """Returns the architectures that the files of transformer_jax/families convert.
+
+    Those without a head come last.
+    """
     modules = [configs.class_module("model", name) for name in configs.class_names("model")]
-    return [family for module in modules for family in _defined(module)]
+    found = [family for module in modules for family in _defined(module)]
+    groups = {}
+    for family in found:
+        groups.setdefault(family.model_type, []).append(family)
+    return found + [each for group in groups.values() for each in _headless(group)]
 
 
 def _defined(module) -> list[Family]:
@@ -331,6 +429,8 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
     """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
     family = named_family(folder / "config.json", hf_config)
     names = tensors.stored(folder).keys()
+    if isinstance(family, Headless):
+        return _with_stored_parts(family, hf_config, folder, names)
     # The largest family of which the file has all tensors, because published BERT checkpoints have
     # two heads, of which "architectures" names only one.
     for other in families():
@@ -340,6 +440,27 @@ def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
         if same and contains and additional <= names:
             family = other
     return family
+
+
+def _with_stored_parts(
+    family: Headless, hf_config: dict, folder: pathlib.Path, names: Iterable[str]
+) -> Family:
+    """Returns the architecture for the tensors that a checkpoint without a head has.
+
+    It is the one with a head if the head is tied to the embeddings, as GPT-2's.
+    """
+    stored = {name.removeprefix(family.prefix) for name in names}
+
+    def has(table: Table) -> bool:
+        # Of a stack of layers, the first one tells.
+        first = (tensors.layer_name(n, 0) if tensors.is_stack(n) else n for n in table)
+        return stored >= {name.removeprefix(family.prefix) for name in first}
+
+    if has(family.whole.table(family.read_config(hf_config, folder).model)):
+        return family.whole
+    # The one with the pooler comes first. Missing tensors are named when they are read.
+    same = [other for other in families() if other.architecture == family.architecture]
+    return next((other for other in same if has(other.pooler)), same[-1])
 
 
 def run_family(config: ConfigDict, architecture: str | None = None) -> Family:

@@ -13,9 +13,12 @@ def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
     """Returns the special tokens before and after a text that an encoder reads.
 
     An Encoder reads [CLS] text [SEP], or text [SEP] [CLS] if it declares `cls_last` (XLNet). A
-    SequenceToSequence model reads the text framed as a source. Raises UserError if the tokenizer
-    lacks these tokens.
+    SequenceToSequence model reads the text framed as a source, and a Causal one reads it after the
+    start token, if the tokenizer puts one there. Raises UserError if the tokenizer lacks these
+    tokens.
     """
+    if model.kind == "causal":
+        return tokenizer.prefix, ()
     if model.kind == "sequence_to_sequence":
         *begin, end = tokenizer.framed([])
         return tuple(begin), (end,)

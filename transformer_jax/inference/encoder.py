@@ -6,8 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.distributed.sharding import Placement
@@ -16,6 +18,8 @@ from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.pictures.attention_maps import Attended
 
 # ----------------------------------------------------------------------- the hidden states of texts
+
+POOLINGS = ("mean", "max", "cls", "last")  # of `StatesUse.embed`
 
 
 class StatesUse(abc.ABC):
@@ -49,6 +53,44 @@ class StatesUse(abc.ABC):
         """
         return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
 
+    def embed(
+        self,
+        params,
+        texts: Iterable[str],
+        pooling: str = "mean",
+        *,
+        normalize: bool = False,
+        long: str = "truncate",
+    ) -> Iterator[Float[np.ndarray, " M"]]:
+        """Yields a vector of each text, pooled from the hidden states of the last layer.
+
+        The pooling "mean" or "max" is over all tokens, special ones included, as in
+        sentence-transformers. "cls" is the state of [CLS], and "last" that of the last token.
+        `normalize` divides each vector by its length. A text that `long="skip"` leaves out has a
+        vector of zeros. Raises UserError for another pooling.
+        """
+        if pooling not in POOLINGS:
+            raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
+        features = self.features(params, texts, long=long)
+        return (self._vector(states, pooling, normalize) for _, (states,) in features)
+
+    def _vector(
+        self, states: Float[np.ndarray, "N M"], pooling: str, normalize: bool
+    ) -> Float[np.ndarray, " M"]:
+        if not len(states):
+            return np.zeros(states.shape[-1], np.float32)
+        match pooling:
+            case "mean":
+                vector = states.mean(axis=0)
+            case "max":
+                vector = states.max(axis=0)
+            case "cls":
+                vector = states[-1 if self.model.cls_last else 0]
+            case "last":
+                vector = states[-1]
+        # The least length is that of torch.nn.functional.normalize.
+        return vector / max(np.linalg.norm(vector), 1e-12) if normalize else vector
+
     def _reader(self, params, model=None) -> Reader:
         """Returns the reader of the run's model, or of `model`, which has these parameters."""
         model = model or self.model
@@ -60,8 +102,8 @@ class StatesUse(abc.ABC):
 # ----------------------------------------------------- the uses of a task whose model is an encoder
 
 
-class EncoderUse(StatesUse):
-    """The methods of a task whose model is of the kind Encoder."""
+class EncoderStates(StatesUse):
+    """The methods of a task whose model is of the kind Encoder, with or without a head."""
 
     @property
     def text_tokenizer(self):
@@ -71,18 +113,6 @@ class EncoderUse(StatesUse):
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
         return self.model.attentions
-
-    def fill(
-        self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
-    ) -> Iterator[list[list[Filling]]]:
-        """Yields the `top_k` likeliest words for each [MASK] of each text.
-
-        An empty text has no masks. `long` decides what happens to a text longer than
-        `config.model.max_length`: "split" reads it sentence by sentence, and a sentence that is
-        still too long in parts; "skip" fills nothing; "refuse" raises UserError. A warning at the
-        end lists the numbers of these texts. Raises UserError for any other text without [MASK].
-        """
-        return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text or, with `pieces`, its tokens.
@@ -100,3 +130,19 @@ class EncoderUse(StatesUse):
             stack="encoder",
             pieces=pieces,
         )
+
+
+class EncoderUse(EncoderStates):
+    """The methods of a task that trains an Encoder to fill masks."""
+
+    def fill(
+        self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
+    ) -> Iterator[list[list[Filling]]]:
+        """Yields the `top_k` likeliest words for each [MASK] of each text.
+
+        An empty text has no masks. `long` decides what happens to a text longer than
+        `config.model.max_length`: "split" reads it sentence by sentence, and a sentence that is
+        still too long in parts; "skip" fills nothing; "refuse" raises UserError. A warning at the
+        end lists the numbers of these texts. Raises UserError for any other text without [MASK].
+        """
+        return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)

@@ -191,7 +191,7 @@ def _task(config, tokenizer):
             "reads config.data"
         )
     model = configs.named_class("model", config.model.name)
-    if model.modality != task.modality:
+    if task.modality not in (None, model.modality):
         raise UserError(
             f"config.model.name={config.model.name!r}: reads {model.modality}, and "
             f"config.task.name={config.task.name!r} gives {task.modality}"

@@ -172,6 +172,7 @@ _NORM_FIRST = norm("esm.embeddings.layer_norm", "embed_norm")
 @dataclasses.dataclass(frozen=True)
 class MaskedResidues(Family):
     model = "esm"
+    body = ("esm.",)
     ignored = (
         # Copies of the embeddings and of lm_head.bias, with which `tied` compares them.
         "lm_head.decoder.weight",

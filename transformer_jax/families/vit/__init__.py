@@ -33,6 +33,7 @@ class ViT(SignalEncoder):
 
     modality = "images"
     can = frozenset({"attend", "pool"})
+    example_dtype = "uint8"
 
     image_size: int = 224  # pixels of a side of an image
     patch_size: int = 16  # pixels of a side of a patch
@@ -60,6 +61,10 @@ class ViT(SignalEncoder):
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
+
+    @property
+    def example_shape(self) -> tuple[int, int, int]:
+        return self.image_size, self.image_size, self.channels
 
     @classmethod
     def resize(
@@ -367,6 +372,7 @@ def _unreadable(key: str, value, wanted: str) -> UserError:
 @dataclasses.dataclass(frozen=True)
 class Classifier(family.Family):
     model = "vit"
+    body = ("vit.",)
     ignored = ("vit.pooler.dense.weight", "vit.pooler.dense.bias")  # the head does not read it
 
     def read_config(self, hf_config, folder):

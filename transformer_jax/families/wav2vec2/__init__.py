@@ -71,6 +71,8 @@ class Wav2Vec2(SignalEncoder):
 
     modality = "sound"
     heads = ("quantizer", "project_target", "project_context")
+    example_shape = (RATE,)
+    example_dtype = "float32"
 
     d_model: PositiveInt = 768  # width of the residual stream
     d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
@@ -407,6 +409,7 @@ class _Speech(family.Family):
     """The encoder. Its convolutions are not a stack, because the first one has another shape."""
 
     model = "wav2vec2"
+    body = ("wav2vec2.",)
 
     def sections(self, folder):
         extractor = family.read_processor(folder, "feature_extractor")
