@@ -107,7 +107,8 @@ def test_a_bias_of_the_logits_is_refused(tmp_path):
     refused(folder, tmp_path, "final_logits_bias has shape .1, 270.: by config.json it must be")
 
 
-def test_a_folder_with_a_pickle_alone_is_refused(tmp_path):
+def test_a_folder_with_a_pickle_alone_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no torch
     folder = copied(T5, tmp_path / "hf")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     refused(folder, tmp_path, "pytorch_model.bin is pickled: .* save_pretrained")

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import operator
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import jax
 import numpy as np
@@ -239,7 +240,8 @@ def first_rows(params, names: tuple[str, ...], count: int):
 
 # -------------------------------------------------------------- the weights in Hugging Face folders
 
-# Only safetensors are read, because a pickled file can run code when it is loaded.
+# A pickled file can run code when it is loaded. Therefore only safetensors are read, and files of
+# torch where torch is installed, whose own reader takes tensors and nothing else.
 
 # {suffix of a name in an early checkpoint: suffix today}. Early checkpoints are renamed, because
 # they are still published and transformers does so, too.
@@ -251,6 +253,7 @@ _RENAMED = {
 }
 # Other dtypes are refused, because tensors of quantized checkpoints are not weights by themselves.
 _DTYPES = ("F32", "F16", "BF16")
+_TORCH_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 8  # tensor names in an error message, which would otherwise list a whole checkpoint
 
@@ -356,17 +359,58 @@ def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
     """
     tensors = {}
     for path in _files(folder, stem):
-        try:
-            # safetensors can read bfloat16 into NumPy because jax has imported ml_dtypes.
-            file = safe_open(path, "np")
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: can't be read as safetensors ({error})") from None
+        file = _opened(path)
         for name in file.keys():
             new_name = name
             for old, new in _RENAMED.items():
                 new_name = re.sub(rf"\.{old}$", f".{new}", new_name)
             tensors[new_name] = (file, name)
     return tensors
+
+
+def _opened(path: pathlib.Path):
+    """Opens a file of weights. Raises UserError for other content."""
+    if path.suffix == ".bin":
+        return _TorchFile(path)
+    try:
+        # safetensors can read bfloat16 into NumPy because jax has imported ml_dtypes.
+        return safe_open(path, "np")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: can't be read as safetensors ({error})") from None
+
+
+class _TorchFile:
+    """A pytorch_model.bin, with the methods of an open safetensors file."""
+
+    def __init__(self, path: pathlib.Path):
+        import torch
+
+        # `weights_only` refuses everything that is no tensor, before anything is executed. The
+        # errors of a damaged file are of many classes.
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{path}: is not read, because it holds more than tensors or is damaged ({reason})"
+            ) from None
+        if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+            raise UserError(f"{path}: must be a dictionary of tensors")
+        self._tensors = content
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def get_slice(self, name: str) -> SimpleNamespace:
+        tensor = self._tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return SimpleNamespace(
+            get_shape=lambda: list(tensor.shape),
+            get_dtype=lambda: _TORCH_DTYPES.get(dtype, dtype),
+        )
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        return self._tensors[name].float().numpy()  # NumPy itself has no bfloat16
 
 
 def write(
@@ -400,20 +444,32 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
-    """Returns the folder's safetensors files: a single one, or the shards listed in its index."""
-    single = folder / f"{stem}.safetensors"
-    index = folder / f"{stem}.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
-            raise UserError(f"{index}: has no weight_map from tensors to files")
-        return [folder / name for name in sorted(set(shards.values()))]
+    """Returns the folder's files of weights: a single one, or the shards listed in its index.
+
+    Those of torch are `pytorch_<stem>.bin`, of which only a model's are read.
+    """
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    candidates = [(single, index)]
+    if stem == "model" and importlib.util.find_spec("torch"):
+        candidates.append((folder / "pytorch_model.bin", folder / "pytorch_model.bin.index.json"))
+    for file, shards in candidates:
+        if file.exists():
+            return [file]
+        if shards.exists():
+            return [folder / name for name in _shards(shards)]
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
     if pickled:
         raise UserError(
             f"{folder}: {pickled[0]} is pickled: it can run code and is not read. Save it as "
-            "safetensors with transformers' save_pretrained"
+            "safetensors with transformers' save_pretrained, or install torch, which reads the "
+            "tensors of a pytorch_model.bin without running code"
         )
     raise UserError(f"{folder}: no {single.name} and no {index.name}")
+
+
+def _shards(index: pathlib.Path) -> list[str]:
+    """Returns the names of the files that an index lists."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+        raise UserError(f"{index}: has no weight_map from tensors to files")
+    return sorted(set(shards.values()))

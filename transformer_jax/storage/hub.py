@@ -5,6 +5,8 @@ branch, a tag or a commit. The library huggingface_hub downloads the files, keep
 and reads its own environment variables, such as HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
+import fnmatch
+import importlib.util
 import pathlib
 import re
 
@@ -25,6 +27,7 @@ TOKENIZER = (
     "vocab.bpe",
     "vocab.txt",
     "spiece.model",
+    "tokenizer.model",
     "source.spm",
     "target.spm",
     "target_vocab.json",
@@ -33,12 +36,15 @@ MODEL = (
     *CONFIG,
     *TOKENIZER,
     "generation_config.json",
+    "chat_template.jinja",
     "preprocessor_config.json",
     "processor_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "model-*.safetensors",  # the shards of large models
 )
+# Read only where torch is installed: see huggingface/tensors.py.
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
 # Paths such as ./model, ~/model and a/b/model are no names.
 _NAME = re.compile(r"(?P<model>(?:\w[\w.-]*/)?\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
@@ -62,6 +68,9 @@ def folder(name, files: tuple[str, ...]) -> "pathlib.Path | buckets.Path":
     missing = f"{name}: no such folder, and"
     try:
         copy = snapshot_download(model, revision=revision, allow_patterns=[*files])
+        if _lacks_weights(copy, files) and importlib.util.find_spec("torch"):
+            patterns = [*files, *_PICKLED]
+            copy = snapshot_download(model, revision=revision, allow_patterns=patterns)
     except errors.HFValidationError:  # no name that a model can have
         return path
     except errors.GatedRepoError:
@@ -92,13 +101,21 @@ def folder(name, files: tuple[str, ...]) -> "pathlib.Path | buckets.Path":
             f"{name}: the download from {hub} broke off ({_reason(error)}); the same command "
             "downloads what is missing"
         ) from None
-    copy = pathlib.Path(copy)
-    if "model.safetensors" in files and not any(copy.glob("model*.safetensors")):
+    if _lacks_weights(copy, files):
         raise UserError(
             f"{name}: no model.safetensors on {hub}; weights in other files are pickled, can run "
-            "code and are not read. Save it as safetensors with transformers' save_pretrained"
+            "code and are not read. Save it as safetensors with transformers' save_pretrained, or "
+            "install torch, which reads the tensors of a pytorch_model.bin without running code"
         )
-    return copy
+    return pathlib.Path(copy)
+
+
+def _lacks_weights(folder: str, files: tuple[str, ...]) -> bool:
+    """Returns whether weights are among the patterns `files`, and none are in the folder."""
+    names = [path.name for path in pathlib.Path(folder).iterdir()]
+    kinds = ("model*.safetensors", "pytorch_model*.bin")
+    found = any(fnmatch.fnmatch(name, kind) for name in names for kind in kinds)
+    return "model.safetensors" in files and not found
 
 
 def _reason(error: BaseException) -> str:
