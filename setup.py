@@ -54,6 +54,7 @@ EXTRAS = {
     "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5", "gensim>=4.3,<5"],
     "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
+    "chat": ["jinja2>=3.1.6,<4"],  # published chat templates; older releases leave the sandbox open
     "summaries": ["rouge-score>=0.1.2,<0.2"],
     "audio": ["soundfile>=0.13,<0.15", "jiwer>=4,<5"],
     # the latter two: what the scores of fine-tuning are compared with
@@ -68,6 +69,7 @@ EXTRAS = {
         "nbclient>=0.10",
         "nbformat>=5.10",  # the notebooks are executed
         "mkdocs-material>=9.5,<10",  # the documentation is built
+        "jinja2>=3.1.6,<4",
         "ruff>=0.15,<0.18",  # and the code is formatted as it formats it
         "rouge-score>=0.1.2,<0.2",
         "soundfile>=0.13,<0.15",

@@ -182,11 +182,11 @@ def _write(draw) -> None:
 
 def _suggest_chat(tokenizer) -> None:
     """Suggests --chat for a run that was trained on conversations."""
-    from transformer_jax.data.tokenizers import ChatTokenizer
+    from transformer_jax.data.tokenizers import conversational
     from transformer_jax.pictures.progress import say
 
     # Plain text is still continued, because that is what the command asks for.
-    if isinstance(tokenizer, ChatTokenizer):
+    if conversational(tokenizer) is not None:
         say("this run was trained on conversations; --chat replies, this continues plain text")
 
 

@@ -12,7 +12,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import packing, rows, store, texts
 from transformer_jax.data.rows import Row, TrainRows, padded
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, as_messages
+from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, Rendered, as_messages
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ class PackedChats:
         return [*map(self._row, self._rows.read([number for number, _ in numbers]))]
 
     def _row(self, tokens: np.ndarray) -> Row:
-        """Returns the row for stored tokens, in which each conversation is followed by `eos_id`."""
-        is_end = tokens == self.tokenizer.eos_id
+        """Returns the row for stored tokens, in which a delimiter follows each conversation."""
+        tokens, is_completion, is_end = self.tokenizer.unstored(tokens)
         # The last token of a conversation is not an input, because it predicts nothing.
         read = np.flatnonzero(~is_end & ~np.append(is_end[1:], True))
         segments = 1 + np.cumsum(is_end)[read]
@@ -53,7 +53,7 @@ class PackedChats:
         row = {
             "tokens": tokens[read],
             "labels": tokens[read + 1],
-            "weights": self.tokenizer.is_completion(tokens)[read + 1],
+            "weights": is_completion[read + 1],
             "positions": np.arange(len(read)) - np.repeat(first, lengths),
             "segment_ids": segments,
         }
@@ -101,7 +101,7 @@ class ChatRows:
             title=f"packing {split}",
         )
         stored = store.build(
-            data.cache, f"chats-{split}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
+            data.cache, f"chats-{split}", key, tokenizer.stored_size, content, rebuild=data.rebuild
         )
         say(f"{split}: {_summary(stored.meta, self.length)}")
         return PackedChats(stored, tokenizer, self.length)
@@ -135,7 +135,7 @@ class _Packing:
     seed: int
 
     def __call__(self, writer: store.Writer, numbered: tuple[int, Iterable]) -> dict:
-        """Writes rows of conversations, each followed by `eos_id`, and returns the counts."""
+        """Writes rows of conversations, each followed by a delimiter, and returns the counts."""
         number, conversations = numbered
         sequences = packing.Sequences()
         counts = dict.fromkeys(_COUNTS, 0)
@@ -144,14 +144,14 @@ class _Packing:
             sequences.append([*self._fitting(self.tokenizer.render_all(block), counts)])
         sequences.join()
         # Two tokens of each stored conversation are not inputs: its last one, which predicts
-        # nothing, and the `eos_id` after it.
+        # nothing, and the delimiter after it.
         plan = packing.plan_texts(sequences.lengths - 2, self.length, (self.seed, number))
         packing.write(writer, ([sequences.sequence(i) for i in row] for row in plan))
         counts["conversations"], counts["rows"] = len(sequences.lengths), len(plan)
         return counts
 
     def _fitting(self, rendered, counts: dict[str, int]) -> Iterator[list[int]]:
-        """Yields the ids of conversations followed by `eos_id`, and updates the counts."""
+        """Yields conversations as they are stored, and updates the counts."""
         for ids, is_completion in rendered:
             # L inputs and their L labels are L + 1 tokens.
             fits = slice(self.length + 1)
@@ -163,7 +163,7 @@ class _Packing:
             counts["cut"] += len(ids) > self.length + 1
             counts["labels"] += len(ids[fits]) - 1
             counts["answers"] += num_tokens
-            yield [*ids[fits], self.tokenizer.eos_id]
+            yield self.tokenizer.stored(Rendered(ids[fits], is_completion[fits])).tolist()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The uses of a trained causal language model: generating and scoring text."""
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers import ChatTokenizer
+from transformer_jax.data.tokenizers import ChatTokenizer, conversational
 from transformer_jax.data.tokenizers.chat import Prompt, as_messages
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
@@ -288,8 +289,9 @@ class CausalUse:
         A prompt is a conversation, such as [{"role": "user", "content": "Hello"}], or a text, which
         is read as a message of the user. A reply has at most `max_tokens` tokens, by default a
         quarter of `config.model.max_length`. A conversation that leaves less room loses its oldest
-        turns, but keeps the system message. The other options are those of `generate`, except for
-        `window`.
+        turns, but keeps the system message. `tools` are the descriptions of functions that a chat
+        template may show, as transformers passes them to it. The other options are those of
+        `generate`, except for `window`.
 
         Raises UserError for messages that are not a conversation, for a run whose tokenizer has no
         special tokens for conversations, and if the last turn alone leaves too little room.
@@ -306,6 +308,7 @@ class CausalUse:
         stop: str | Sequence[str] = (),
         seed: int = 0,
         watch: Callable[[list[str]], None] | None = None,
+        tools: Sequence[Mapping] = (),
         **sampling,
     ) -> tuple[Callable, Callable]:
         """Returns two functions: one encodes a prompt, the other replies to encoded prompts."""
@@ -314,19 +317,21 @@ class CausalUse:
         how = sampling_from(how, sampling)
         # A window that slides would lose the system message and start in the middle of a turn.
         request = Request(limit, how, _strings(stop), seed, watch, "refuse")
-        encode = partial(prompt, tokenizer, self.model, limit)
+        encode = partial(prompt, tokenizer, self.model, limit, tools=tools)
         generator = self._generator(params, tokenizer.for_replies)
         return encode, partial(generator, params, request=request)
 
-    @property
+    @functools.cached_property
     def chat_tokenizer(self) -> ChatTokenizer:
-        """The tokenizer. Raises UserError if it has no special tokens for conversations."""
-        if not isinstance(self.tokenizer, ChatTokenizer):
+        """The tokenizer for conversations. Raises UserError if the run has none."""
+        tokenizer = conversational(self.tokenizer)
+        if tokenizer is None:
             raise UserError(
-                f"config.task.name={self.config.task.name!r}: this run has no special tokens for "
-                "conversations; start a run of config.task.name='chat' from it"
+                f"config.task.name={self.config.task.name!r}: this run has neither special tokens "
+                "for conversations nor a chat template; start a run of config.task.name='chat' "
+                "from it"
             )
-        return self.tokenizer
+        return tokenizer
 
     def generate_beam(
         self,
@@ -431,7 +436,14 @@ def _default_max_tokens(model: Any) -> int:
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
 
 
-def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, turns: Prompt) -> list[int]:
+def prompt(
+    tokenizer: ChatTokenizer,
+    model: Any,
+    max_tokens: int,
+    turns: Prompt,
+    *,
+    tools: Sequence[Mapping] = (),
+) -> list[int]:
     """Returns the ids of a conversation, leaving room for `max_tokens` in the window.
 
     As many of the oldest turns as necessary are left out. A turn is a message of the user together
@@ -445,7 +457,7 @@ def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, turns: Prompt)
     starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
     has_system = messages[0]["role"] == "system"
     for start in [int(has_system), *starts]:
-        ids = tokenizer.prompt([*messages[:has_system], *messages[start:]])
+        ids = tokenizer.prompt([*messages[:has_system], *messages[start:]], tools=tools)
         if len(ids) <= room:
             return ids
     raise UserError(

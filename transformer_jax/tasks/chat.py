@@ -23,7 +23,8 @@ class Chat(NextTokens):
     takes_model = True
     written_as = "causal_lm"
 
-    # tokens before a message of the system, the user and the assistant, and the token after each
+    # tokens before a message of the system, the user and the assistant, and the token after each;
+    # (): conversations have the form of the tokenizer's own chat template
     special_tokens: tuple = SPECIAL_TOKENS
 
     @cached_property
@@ -42,6 +43,8 @@ class Chat(NextTokens):
 
     @classmethod
     def new_tokens(cls, config, earlier):
+        if not config.task.special_tokens:
+            return 0
         tokenizer = tokenizers.load(earlier.workdir / "tokenizer")
         needed = tokenizers.with_special_tokens(tokenizer, config.task.special_tokens).vocab_size
         # A vocabulary that is larger than its tokenizer may have room for them already.

@@ -6,6 +6,7 @@ a run, and `read_published` opens the tokenizer of a published model.
 
 from transformer_jax.config import renamed_in
 from transformer_jax.data.tokenizers.chat import ChatTokenizer, with_special_tokens
+from transformer_jax.data.tokenizers.chat_template import conversational
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import (
     ContinuedPair,
@@ -35,6 +36,7 @@ __all__ = [
     "WordPiece",
     "chat_of_run",
     "check_pair",
+    "conversational",
     "load",
     "run_tokenizer",
     "pair_of_run",

@@ -67,7 +67,7 @@ class ChatTokenizer(Tokenizer):
         self.vocab_size = base.vocab_size + len(self.special_tokens)
         ids = range(base.vocab_size, self.vocab_size)
         self.role_ids = dict(zip(ROLES, ids))
-        self.end_id = ids[-1]
+        self.end_id = ids[-1] if ids else base.eos_id
         for name in ("eos_id", "bos_id", "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
             setattr(self, name, getattr(base, name))
         self.never, self.pair_separators = base.never, base.pair_separators
@@ -103,14 +103,36 @@ class ChatTokenizer(Tokenizer):
         ids = np.fromiter(itertools.chain(self.prefix, *parts), np.int32)
         return Rendered(ids, self.is_completion(ids))
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids of a conversation, followed by the special token of the assistant."""
+    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping] = ()) -> list[int]:
+        """Returns the ids of a conversation, followed by the special token of the assistant.
+
+        Only a chat template (chat_template.py) shows `tools`. Raises UserError otherwise.
+        """
+        if tools:
+            raise UserError("tools: this run has no chat template that could show them")
         return self.prompts([messages])[0]
 
     def prompts(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
         """Returns the `prompt` of each conversation. All their texts are encoded in one call."""
         role_id = self.role_ids["assistant"]
         return [[*each.ids.tolist(), role_id] for each in self.render_all(conversations)]
+
+    # Rendered conversations in the token store, where each is followed by a delimiter.
+
+    @property
+    def stored_size(self) -> int:
+        """The number of different values that `stored` returns."""
+        return self.vocab_size
+
+    def stored(self, rendered: Rendered) -> Integer[np.ndarray, " N"]:
+        """Returns a conversation as it is stored, with the delimiter at its end."""
+        return np.append(rendered.ids, np.int32(self.eos_id))
+
+    def unstored(
+        self, stored: Integer[np.ndarray, " N"]
+    ) -> tuple[Integer[np.ndarray, " N"], Bool[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+        """Returns (ids, which of them the assistant generates, which are delimiters)."""
+        return stored, self.is_completion(stored), stored == self.eos_id
 
     def completion(self, text: str) -> list[int]:
         """Returns the ids of a completion of a `prompt`, including the end of the message."""

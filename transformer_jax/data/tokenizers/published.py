@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tokenizers as huggingface
@@ -120,6 +120,42 @@ class Published(LibraryTokenizer):
 
     def _piece(self, i: int) -> str:
         return self._decoder.id_to_token(i % self.vocab_size) or ""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template of conversations in Jinja, if the tokenizer has one."""
+        template = self._settings.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {each["name"]: each["template"] for each in template}.get("default")
+        return template
+
+    @property
+    def special_pieces(self) -> dict[str, str]:
+        """The pieces of special tokens, by the names that a chat template has for them."""
+        pieces = {f"{name}_token": piece for name, piece in self._names.items()}
+        return {"bos_token": "", "eos_token": self._piece(self.eos_id)} | pieces
+
+    @property
+    def special_texts(self) -> list[str]:
+        """The special tokens that a chat template can write."""
+        return [token["content"] for token in self._library["added_tokens"]]
+
+    def encode_rendered(
+        self, text: str, placeholders: Sequence[str] = ()
+    ) -> list[tuple[int, int, str | None]]:
+        """Returns the ids of a text whose special tokens are meant, with their first characters.
+
+        A placeholder in the text is returned as it is, as the third entry.
+        """
+        library = self._decoder
+        if placeholders:
+            library = _without_limits(json.loads(library.to_str()))
+            library.add_special_tokens(
+                [huggingface.AddedToken(each, normalized=False) for each in placeholders]
+            )
+        names = {library.token_to_id(each): each for each in placeholders}
+        encoding = library.encode(text, add_special_tokens=False)
+        return [(i, start, names.get(i)) for i, (start, _) in zip(encoding.ids, encoding.offsets)]
 
     def _decode(self, ids):
         special = self.special

@@ -19,6 +19,7 @@ from transformer_jax.data import store
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
 from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
+from transformer_jax.data.tokenizers.chat_template import TemplateTokenizer, conversational
 from transformer_jax.data.tokenizers.published import Published
 from transformer_jax.data.tokenizers.tokenizer import PREFIX_FILE, Tokenizer, write_files
 from transformer_jax.data.tokenizers.unigram import SentencePiece
@@ -84,6 +85,8 @@ def from_files(files: dict[str, bytes]) -> Tokenizer:
     if chat.FILE not in files:
         return tokenizer
     content = json.loads(files[chat.FILE])
+    if not content["marks"]:
+        return TemplateTokenizer(tokenizer)
     return chat.ChatTokenizer(tokenizer, content["marks"], tuple(content.get("prefix", ())))
 
 
@@ -109,6 +112,9 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
         settings = _content(folder, "special_tokens_map.json") | settings
         if (folder / "tokenizer.json").exists():
             text = (folder / "tokenizer.json").read_bytes().decode()
+            if (folder / "chat_template.jinja").exists():
+                template = (folder / "chat_template.jinja").read_text("utf-8")
+                settings = settings | {"chat_template": template}
             return Published.of(text, settings, _special_ids(folder))
         if (folder / "vocab.txt").exists():
             pieces = list(text_lines(str(folder / "vocab.txt")))
@@ -359,7 +365,18 @@ def chat_of_run(
     """Returns the tokenizer of a run on conversations, which has these special tokens.
 
     If the tokenizer is trained, its vocabulary leaves room for these tokens within `vocab_size`.
+    Without any, conversations have the form of the tokenizer's own chat template. Raises UserError
+    if it has none.
     """
+    if not special_tokens:
+        template = conversational(_read(folder, data))
+        if template is None:
+            raise UserError(
+                "config.task.special_tokens=(): the tokenizer of the run in config.init_from has "
+                "no chat template; leave this key out"
+            )
+        check_size(template, vocab_size)
+        return template
     tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(special_tokens))
     tokenizer = chat.with_special_tokens(tokenizer, special_tokens)
     check_size(tokenizer, vocab_size)
