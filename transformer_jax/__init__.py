@@ -42,6 +42,11 @@ and may generate more tokens than the model's window. For the other methods, an 
 empty result, and a text that is too long for the model is split or truncated, with one warning
 about it. With long="skip" its result is empty instead, and with long="refuse" UserError is raised.
 
+`from_hf` and `to_hf` read and write models in Hugging Face's format without a workdir:
+
+    task, params = transformer_jax.from_hf("bert-base-uncased")  # a folder, or a name on the Hub
+    transformer_jax.to_hf(task, params, "folder")
+
 `load` returns the parts of a run:
 
     model, params, tokenizer = transformer_jax.load("runs/mine")
@@ -101,6 +106,10 @@ def __getattr__(name):
         from transformer_jax.runs import open as opening
 
         return getattr(opening, name)
+    if name in ("from_hf", "to_hf"):
+        from transformer_jax import convert
+
+        return {"from_hf": convert.opened, "to_hf": convert.write}[name]
     if name == "run":
         from transformer_jax.training.trainer import run
 

@@ -91,59 +91,76 @@ def main() -> None:
 def from_hf(folder, target, overrides=()) -> None:
     """Converts the Hugging Face checkpoint in `folder` to the workdir `target`, a run at step 0.
 
+    See `read` for `folder`, `overrides` and errors.
+    """
+    from transformer_jax.runs import spec
+
+    with _new_folder(target) as unfinished:
+        spec.create(unfinished, *read(folder, overrides))
+
+
+def opened(folder, overrides=()) -> tuple:
+    """Returns the task and the parameters of a checkpoint, as `read`, on the first local device."""
+    import jax
+
+    task, params = read(folder, overrides)
+    return task, jax.device_put(params, jax.local_devices()[0])
+
+
+def read(folder, overrides=()) -> tuple:
+    """Returns the task and the parameters of the Hugging Face checkpoint in `folder`.
+
     `folder` may also be NAME or NAME@REVISION of a model on the Hugging Face Hub. `overrides` are
-    pairs of a key and a value, for config.model.vocab_multiple and the keys of config.task. Raises
-    UserError for a checkpoint that cannot be converted.
+    pairs of a key and a value, for config.model.vocab_multiple and the keys of config.task. The
+    parameters are NumPy arrays. Raises UserError for a checkpoint that cannot be converted.
     """
     import jax
     import numpy as np
 
     from transformer_jax.huggingface import family as families
     from transformer_jax.huggingface import tensors
-    from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
     from transformer_jax.storage import hub
     from transformer_jax.training import step
 
-    with _new_folder(target) as unfinished:
-        # config.json first, so that an architecture that can't be read is refused before its
-        # weights are downloaded.
-        path = hub.folder(folder, hub.CONFIG) / "config.json"
-        hf_config = tensors.read_json(path)
-        families.named_family(path, hf_config)
-        folder = hub.folder(folder, hub.MODEL)
-        family = families.checkpoint_family(folder, hf_config)
-        config = family.read_config(hf_config, folder)
-        for key, value in overrides:
-            configs.set_key(config, key, value)
-        configs.validate(config)
-        if not family.matches(config):
-            raise UserError(
-                f"{folder}: with these values of config.task it is not a {family.architecture}"
-            )
-        # A run that cannot be written back is refused here, before it is trained.
-        family.check(config)
-        task = make_task(config)
-        # Parameters that the checkpoint lacks keep their initial values. The arrays are copied,
-        # because the others are written to, and device_get may return read-only views.
-        params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
-        targets = params
-        if task.tokenizer is not None:
-            # Only the first rows are read, because the model may have more than the checkpoint: for
-            # special tokens that fine-tuning adds, and for padding of the vocabulary.
-            vocab_size = family.vocab_size(hf_config)
-            _check_tokenizer(folder, task.tokenizer, vocab_size)
-            family.complete(task, hf_config, folder)
-            targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
-        tensors.read(
-            folder,
-            tensors.views(targets, family.table(config.model)),
-            family.prefix,
-            family.ignored,
-            constants=family.constants(config.model),
-            tied=family.tied,
+    # config.json first, so that an architecture that can't be read is refused before its weights
+    # are downloaded.
+    path = hub.folder(folder, hub.CONFIG) / "config.json"
+    hf_config = tensors.read_json(path)
+    families.named_family(path, hf_config)
+    folder = hub.folder(folder, hub.MODEL)
+    family = families.checkpoint_family(folder, hf_config)
+    config = family.read_config(hf_config, folder)
+    for key, value in overrides:
+        configs.set_key(config, key, value)
+    configs.validate(config)
+    if not family.matches(config):
+        raise UserError(
+            f"{folder}: with these values of config.task it is not a {family.architecture}"
         )
-        spec.create(unfinished, task, family.ours(params, task))
+    # A run that cannot be written back is refused here, before it is trained.
+    family.check(config)
+    task = make_task(config)
+    # Parameters that the checkpoint lacks keep their initial values. The arrays are copied, because
+    # the others are written to, and device_get may return read-only views.
+    params = jax.tree.map(np.array, jax.device_get(step.init_params(task)))
+    targets = params
+    if task.tokenizer is not None:
+        # Only the first rows are read, because the model may have more than the checkpoint: for
+        # special tokens that fine-tuning adds, and for padding of the vocabulary.
+        vocab_size = family.vocab_size(hf_config)
+        _check_tokenizer(folder, task.tokenizer, vocab_size)
+        family.complete(task, hf_config, folder)
+        targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
+    tensors.read(
+        folder,
+        tensors.views(targets, family.table(config.model)),
+        family.prefix,
+        family.ignored,
+        constants=family.constants(config.model),
+        tied=family.tied,
+    )
+    return task, family.ours(params, task)
 
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
@@ -159,18 +176,32 @@ def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
 def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     """Writes a checkpoint of the workdir `run` to the new folder `target` in Hugging Face's format.
 
-    `step` is a number, "best" or "latest". `architecture` is the class of transformers; None means
-    the first that fits the run. Raises UserError for a run without an equivalent there.
+    `step` is a number, "best" or "latest". See `write` for `architecture` and errors.
     """
     import jax
 
-    from transformer_jax.huggingface import family as families
-    from transformer_jax.huggingface import tensors
     from transformer_jax.runs.open import open_run
 
     _check_on_disk("to_hf", target)
     # All parameters are copied to the host, so loading them onto more devices would be a waste.
     task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
+    if not write(task, params, target, architecture):
+        say(f"the tokenizer of the run is in {run}/tokenizer")
+
+
+def write(task, params, target, architecture=None) -> bool:
+    """Writes a model to the new folder `target` in Hugging Face's format.
+
+    `architecture` is the class of transformers; None means the first that fits the task. Returns
+    whether a tokenizer was written, if the task has one: transformers lacks some kinds. Raises
+    UserError for a task without an equivalent there.
+    """
+    import jax
+
+    from transformer_jax.huggingface import family as families
+    from transformer_jax.huggingface import tensors
+
+    _check_on_disk("to_hf", target)
     config = task.config
     family = families.run_family(config, architecture)
     config = family.written(config)
@@ -193,11 +224,13 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
         tensors.write(unfinished, arrays)
         for name, data in files.items():
             (unfinished / name).write_bytes(data)
-    if task.tokenizer is not None and not files:
+    has_tokenizer = task.tokenizer is None or bool(files)
+    if not has_tokenizer:
         say(
             f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
-            f"tokenizer; it is in {run}/tokenizer"
+            "tokenizer"
         )
+    return has_tokenizer
 
 
 def _check_on_disk(flag: str, target) -> None:
