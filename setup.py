@@ -5,7 +5,10 @@ import re
 
 from setuptools import find_namespace_packages, setup
 
-INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
+ROOT = pathlib.Path(__file__).parent
+INIT = ROOT / "transformer_jax" / "__init__.py"
+# In a wheel, the configs are in the package, so that --config=gpt/quickstart finds them anywhere.
+CONFIGS = sorted(path.name for path in (ROOT / "configs").iterdir() if any(path.glob("*.py")))
 
 # Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next
 # release that may break an interface (a minor one before 1.0).
@@ -84,15 +87,30 @@ setup(
     name="transformer_jax",
     version=re.search(r'^__version__ = "(.+)"', INIT.read_text("utf-8"), re.MULTILINE)[1],
     description="Train, fine-tune and study Transformers in JAX and Flax",
+    long_description=(ROOT / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
     author="The transformer_jax developers",
     license="Apache-2.0",
     license_files=["LICENSE"],
     # Folders of tasks and sources in a family need no __init__.py.
-    packages=find_namespace_packages(
-        include=["transformer_jax", "transformer_jax.*"], exclude=["*.__pycache__"]
-    ),
+    packages=[
+        *find_namespace_packages(
+            include=["transformer_jax", "transformer_jax.*"], exclude=["*.__pycache__"]
+        ),
+        *(f"transformer_jax.configs.{name}" for name in CONFIGS),
+    ],
+    package_dir={f"transformer_jax.configs.{name}": f"configs/{name}" for name in CONFIGS},
+    package_data={"transformer_jax": ["py.typed"]},
+    entry_points={"console_scripts": ["transformer-jax = transformer_jax.__main__:main"]},
     python_requires=">=3.11",
+    keywords="transformer jax flax bert gpt translation language-model tpu",
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -63,6 +63,8 @@ __all__ = [
     "chosen",
     "choice",
     "class_options",
+    "config_file",
+    "config_names",
     "describe",
     "differences",
     "experiment",
@@ -541,12 +543,12 @@ def current_key(section: str, name: str, key: str, value: Any) -> tuple[str, Any
 def read(path: str | os.PathLike) -> ConfigDict:
     """Returns the config of `file.py` or `file.py:arg`, without validating it.
 
-    Raises UserError if the file does not exist, or has an error in it.
+    The path may also be the name of a config of this package, as for `config_file`. Raises
+    UserError if the file does not exist, or has an error in it.
     """
     path = os.fspath(path)
     file, _, arg = path.partition(":")
-    if not pathlib.Path(file).is_file():
-        raise UserError(f"--config={path}: no such file {file}")
+    file = config_file(file)
     if not file.endswith(".py"):
         raise UserError(
             f"--config={path}: a config is a Python file, *.py; continue a run by its --workdir"
@@ -559,6 +561,34 @@ def read(path: str | os.PathLike) -> ConfigDict:
             "not a config made by experiment(...)"
         )
     return config
+
+
+# The folder of an installed package, and that of a checkout.
+_CONFIG_FOLDERS = [
+    parent / "configs" for parent in itertools.islice(pathlib.Path(__file__).parents, 2)
+]
+
+
+def config_file(name: str) -> str:
+    """Returns the path of a config file: `name` itself, or that of a config of this package.
+
+    Such a config is named without the folder and the ending, as in "gpt/quickstart", or with both,
+    as in "configs/gpt/quickstart.py". Raises UserError if there is no such file.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    short = name.removeprefix("configs/").removesuffix(".py")
+    names = config_names()
+    if short in names:
+        return str(names[short])
+    raise UserError(f"--config={name}: no such file {name}{did_you_mean(short, [*names])}")
+
+
+def config_names() -> dict[str, pathlib.Path]:
+    """Returns {name: file} of the configs of this package."""
+    folder = next((each for each in _CONFIG_FOLDERS if each.is_dir()), None)
+    files = sorted(folder.rglob("*.py")) if folder else []
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
 def _call(file: str, arg: str, path: str) -> Any:
@@ -596,7 +626,11 @@ def _line_in(file: str, error: BaseException) -> int:
 
 
 def load_module(file: str | pathlib.Path) -> types.ModuleType:
-    """Returns a config file as a module, for `read` and for config files that vary another."""
+    """Returns a config file as a module, for `read` and for config files that vary another.
+
+    Such a file names a config of this package as in load_module("bert/base").
+    """
+    file = config_file(str(file))
     spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -1898,7 +1932,7 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
     """
     config = read(path)
     file, _, arg = os.fspath(path).partition(":")
-    changes = getattr(load_module(file), "TINY", None)
+    changes = getattr(load_module(config_file(file)), "TINY", None)
     if changes is None:
         raise UserError(
             f"{file} has no TINY: add TINY = dict(model=dict(...), task=dict(...), "

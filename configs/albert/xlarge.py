@@ -9,11 +9,9 @@ released checkpoint has 16, with the same number of parameters. The model has 58
 without the heads of pre-training. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("albert/base")
 TINY = base.TINY
 
 

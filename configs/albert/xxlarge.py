@@ -8,11 +8,9 @@ Data and all other values: as in base.py. It has no dropout (section 4.8). The m
 parameters without the heads of pre-training. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("albert/base")
 TINY = base.TINY
 
 

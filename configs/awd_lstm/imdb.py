@@ -13,11 +13,9 @@ The embeddings, which are the output projection as well, have the highest rate. 
 values are 15 epochs of all 100,000 reviews, here counted as 25 M tokens. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-_PRETRAINING = load_module(pathlib.Path(__file__).with_name("wikitext103.py"))
+_PRETRAINING = load_module("awd_lstm/wikitext103")
 # The embeddings are the output projection as well, and learn as the top does.
 LAYERS = (("layer_0", ()), ("layer_1", ()), ("layer_2", ()))
 STEPS = {"published": 84_000, "cpu": 2000}

@@ -11,11 +11,9 @@ et al. 2019, table 9). The paper has no dropout in the last tenth of the updates
 The model has 406,291,456 parameters. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("bart/base")
 TINY = base.TINY
 
 

@@ -10,11 +10,9 @@ Data and other values: as in base.py. For batches of thousands of rows,
 The model has 335,141,888 parameters without the heads of pre-training. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("bert/base")
 TINY = base.TINY
 
 

@@ -12,11 +12,9 @@
 Data and other values: as in base.py. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import choice, load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("bert/base")
 TINY = base.TINY
 SIZES = {
     "tiny": dict(num_layers=2, d_model=128),

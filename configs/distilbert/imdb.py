@@ -8,11 +8,9 @@ runs/mini is a run of configs/bert/imdb.py:mini on the same text. The student be
 0 and 2. Without `--config.init_from` it begins with random parameters. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("distilbert/base")
 TINY = base.TINY
 SIZES = dict(vocab_size=8000, d_model=256, num_heads=4, max_length=512)
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0)

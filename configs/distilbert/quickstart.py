@@ -13,11 +13,9 @@ Result on held-out documents in rows of 32 tokens, after 9 minutes on one CPU co
 programs used too: 26.6 % of masked tokens are found.
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("distilbert/base")
 TINY = base.TINY
 SIZES = dict(vocab_size=4096, d_model=128, num_heads=4, max_length=64)
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0)

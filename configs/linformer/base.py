@@ -10,11 +10,9 @@ n = 512 (`config.model.rank=128` and `256`, three kinds of `config.model.sharing
 model has 124,828,505 parameters. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).parent.parent / "roberta" / "base.py")
+base = load_module("roberta/base")
 TINY = base.TINY | dict(model=base.TINY["model"] | dict(rank=8))
 
 

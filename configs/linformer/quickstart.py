@@ -8,11 +8,9 @@ roberta/quickstart.py.
     python -m transformer_jax.fill_mask --workdir=runs/linformer --text="Return the [MASK] list."
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).parent.parent / "roberta" / "quickstart.py")
+base = load_module("roberta/quickstart")
 TINY = base.TINY | dict(model=base.TINY["model"] | dict(rank=8))
 
 

@@ -8,11 +8,9 @@ Values: section 4.1 of the paper: 1 million updates of 512 rows. It reports a ma
 of 70.42 %, and 70.20 % for BERT base. The model has the parameters of BERT base. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).parent.parent / "bert" / "base.py")
+base = load_module("bert/base")
 TINY = base.TINY
 
 

@@ -8,11 +8,9 @@ bert/quickstart.py.
     python -m transformer_jax.fill_mask --workdir=runs/realformer --text="Return the [MASK] list."
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
-base = load_module(pathlib.Path(__file__).parent.parent / "bert" / "quickstart.py")
+base = load_module("bert/quickstart")
 TINY = base.TINY
 
 

@@ -8,11 +8,9 @@ Data: as in base.py. The values are those of the paper's table 9. The model has 
 parameters. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("roberta/base")
 TINY = base.TINY
 
 

@@ -8,11 +8,9 @@ other shapes. The published models saw C4 alone. For fine-tuning, set `--config.
 Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module
 
-t5 = load_module(pathlib.Path(__file__).with_name("t5.py"))
+t5 = load_module("t5/t5")
 TINY = t5.TINY
 SIZES = {
     "small": dict(d_model=512, d_ff=1024, num_heads=6, head_dim=64, layers=8),

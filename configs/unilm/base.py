@@ -8,11 +8,9 @@ BERT and the text are as in large.py. The paper has no values for this size: tho
 here. The model has 108,313,344 parameters without the heads of pre-training. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-large = load_module(pathlib.Path(__file__).with_name("large.py"))
+large = load_module("unilm/large")
 TINY = large.TINY
 
 

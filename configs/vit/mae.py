@@ -16,8 +16,6 @@ downloads nothing:
         --config.init_from=runs/mae_digits
 """
 
-import pathlib
-
 from transformer_jax.config import experiment, load_module
 
 SHAPES = ("b16", "l16", "h14", "digits")
@@ -41,7 +39,7 @@ def get_config(shape="l16"):
         raise ValueError(f"{shape!r}: must be one of {', '.join(SHAPES)}")
     if shape == "digits":
         return _digits()
-    vit = load_module(pathlib.Path(__file__).with_name("vit.py"))
+    vit = load_module("vit/vit")
     return experiment(
         model=vit.model(shape) | dict(positions="sinusoidal"),
         task=dict(

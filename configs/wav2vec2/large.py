@@ -14,11 +14,9 @@ The values are those of the paper (sections 4.2 and 4.3, and appendix B for 960 
 has 317 million parameters. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("wav2vec2/base")
 TINY = base.TINY
 
 ENCODER = dict(

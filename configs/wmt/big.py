@@ -9,11 +9,9 @@ Values: Vaswani et al. 2017, table 3 and section 5. The paper reports BLEU 28.4 
 (en-fr), with the mean of the last 20 checkpoints, after 3.5 days on 8 P100. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module
 
-base = load_module(pathlib.Path(__file__).with_name("base.py"))
+base = load_module("wmt/base")
 TINY = base.TINY
 
 

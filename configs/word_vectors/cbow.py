@@ -6,11 +6,9 @@
 configs/word_vectors/skip_gram.py has the other settings, and says how to train on your own text.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module
 
-_SKIP_GRAM = load_module(pathlib.Path(__file__).with_name("skip_gram.py"))
+_SKIP_GRAM = load_module("word_vectors/skip_gram")
 
 # The variant for tests: it trains in seconds on a CPU.
 TINY = _SKIP_GRAM.TINY

@@ -10,11 +10,9 @@ those of BERT base. Batch, updates and learning rate are BERT's here.
 The model has 116,718,336 parameters without the output layers. Not trained here.
 """
 
-import pathlib
-
 from transformer_jax.config import load_module, set_key
 
-large = load_module(pathlib.Path(__file__).with_name("large.py"))
+large = load_module("xlnet/large")
 TINY = large.TINY
 
 

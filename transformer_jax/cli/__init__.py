@@ -31,6 +31,8 @@ FLAGS = absl_flags.FLAGS
 _overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order, since a later one wins
 _commands: list[str] = []  # the commands that are accepted as the first argument
 _chosen: list[str] = []  # the command that was given
+_takes_files: list[bool] = []  # not empty: arguments without a flag are allowed
+_files: list[str] = []  # these arguments
 _optional: list[str] = []  # "config" and "workdir", if they may be left out
 
 
@@ -183,6 +185,16 @@ def open_run(
     return task, params
 
 
+def define_files() -> None:
+    """Lets the program take names of files without a flag, which `files` returns."""
+    _takes_files.append(True)
+
+
+def files() -> list[str]:
+    """Returns the arguments that belong to no flag."""
+    return list(_files)
+
+
 def profile() -> tuple[int, int] | None:
     """Returns the first and the last update that --profile names, or None."""
     if FLAGS.profile is None:
@@ -214,7 +226,7 @@ def forget(names: set[str]) -> None:
     # absl's flags are global, so that the next program in this process would inherit them.
     for name in names:
         delattr(FLAGS, name)
-    for values in (_overrides, _commands, _chosen, _optional):
+    for values in (_overrides, _commands, _chosen, _optional, _takes_files, _files):
         values.clear()
 
 
@@ -239,8 +251,9 @@ def parse(argv: list[str], program: str) -> None:
         raise UserError(f"unknown flag --{error.flagname}{remedy}") from None
     except absl_flags.Error as error:
         raise UserError(str(error).strip().replace("\n", " ")) from None
-    if len(rest) > 1:
+    if len(rest) > 1 and not _takes_files:
         raise UserError(f"unexpected argument {rest[1]!r}")
+    _files.extend(rest[1:])
     if "help_config" in FLAGS and FLAGS.help_config:
         # A fine-tuning run takes its model from another run, which is not read here, so overrides
         # of that model may name keys that the model in the file does not have.

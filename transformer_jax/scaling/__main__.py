@@ -132,7 +132,9 @@ def _family():
             "--config=... is missing: the file of a family, such as configs/scaling/cpu.py"
         )
     cli.load_config()  # raises UserError for a wrong file
-    family = getattr(configs.load_module(options.config.partition(":")[0]), "FAMILY", None)
+    family = getattr(
+        configs.load_module(configs.config_file(options.config.partition(":")[0])), "FAMILY", None
+    )
     if family is None:
         raise UserError(
             f"--config={options.config}: describes no family; set FAMILY = Family(...), as "
