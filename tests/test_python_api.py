@@ -1,7 +1,12 @@
 """The Python API is the same for every family: train, open_run, use, evaluate, load."""
 
+import ast
 import logging
+import pathlib
+import subprocess
+import sys
 
+import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -159,3 +164,75 @@ def test_overrides_are_a_mapping_or_pairs():
     assert loaded[0].to_dict() == loaded[1].to_dict() and loaded[0].train.num_steps == 7
     with pytest.raises(configs.UserError, match="did you mean train.num_steps"):
         configs.load("configs/gpt/quickstart.py", {"train.num_stps": 7})
+
+
+def test_what_the_package_exports_can_be_listed():
+    assert {"train", "open_run", "make_step", "from_hf", "to_hf", "config"} <= {
+        *dir(transformer_jax)
+    }
+    assert {*transformer_jax.__all__} == {*transformer_jax._EXPORTS, *transformer_jax._MODULES}
+    for name in transformer_jax.__all__:
+        assert getattr(transformer_jax, name).__doc__, name
+    # An editor reads the imports that are for type checkers alone.
+    tree = ast.parse(pathlib.Path(transformer_jax.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        for alias in node.names
+    }
+    for name, (module, attribute) in transformer_jax._EXPORTS.items():
+        assert imported.pop(name) == (f"transformer_jax.{module}", attribute)
+    assert {*imported} == {*transformer_jax._MODULES}
+
+
+def test_it_is_imported_without_jax():
+    code = "import sys, transformer_jax; dir(transformer_jax); print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_callbacks_are_told_what_a_run_reports(tmp_path):
+    config = build_gpt(tmp_path)
+    for key, value in (STEPS | {"train.num_steps": 4, "train.batch": 8}).items():
+        configs.set_key(config, key, value)
+    told = []
+    scores = transformer_jax.train(
+        config,
+        tmp_path / "run",
+        on_log=lambda step, metrics: told.append(("log", step, metrics["train/loss"])),
+        on_evaluate=lambda step, scores: told.append(("evaluate", step, scores["valid/loss"])),
+        on_checkpoint=lambda step, folder: told.append(("checkpoint", step, folder)),
+    )
+    kinds = [(kind, step) for kind, step, _ in told]
+    assert kinds == [
+        *[("log", 1), ("log", 2), ("evaluate", 2), ("checkpoint", 2)],
+        *[("log", 3), ("log", 4), ("evaluate", 4), ("checkpoint", 4)],
+    ]
+    assert all(folder.is_dir() for kind, _, folder in told if kind == "checkpoint")
+    assert [value for kind, _, value in told if kind == "evaluate"][-1] == scores["valid/loss"]
+    recorded = spec.metrics(tmp_path / "run")
+    losses = [row["train/loss"] for row in recorded if "train/loss" in row]
+    assert losses == [value for kind, _, value in told if kind == "log"]
+
+
+def test_a_loop_of_ones_own_makes_the_updates_of_a_run(tmp_path):
+    config = build_gpt(tmp_path)
+    for key, value in (STEPS | {"train.num_steps": 3, "train.batch": 8}).items():
+        configs.set_key(config, key, value)
+    state, step, batch_of = transformer_jax.make_step(config)
+    means = []
+    for number in range(3):
+        state = step(state, batch_of(number))
+        sums = jax.device_get(state.metrics)
+        means.append(float(sums["loss"][0]) / int(sums["loss"][1]))
+    assert not (tmp_path / "run").exists()
+    transformer_jax.train(config, tmp_path / "run")
+    _, params = transformer_jax.open_run(tmp_path / "run", "latest")
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    # The metrics are sums since the start; after the first update they are its own.
+    recorded = [row["train/loss"] for row in spec.metrics(tmp_path / "run") if "train/loss" in row]
+    assert means[0] == pytest.approx(recorded[0], rel=1e-6)
+    # A batch depends on its number alone.
+    again = transformer_jax.make_step(config).batch_of(2)
+    jax.tree.map(np.testing.assert_array_equal, again, batch_of(2))

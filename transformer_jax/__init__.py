@@ -8,7 +8,9 @@
     task, params = transformer_jax.open_run("runs/mine")        # the best checkpoint
 
 `train` starts a run, or resumes it. It also takes the path of a config file:
-`train("configs/gpt/quickstart.py", "runs/mine", overrides={"train.num_steps": 300})`.
+`train("gpt/quickstart", "runs/mine", overrides={"train.num_steps": 300})`. Its options `on_log`,
+`on_evaluate` and `on_checkpoint` are told what the run reports. For a training loop of your own,
+`state, step, batch_of = transformer_jax.make_step(settings)`.
 `config.experiment(model=..., task=..., ...)` makes a config without a file.
 
 What a task can do with the parameters depends on its kind (`config.task.name`):
@@ -68,10 +70,45 @@ and ids beyond its vocabulary. Inside jax.jit the values of ids are unknown, so 
 makes its row NaN instead.
 """
 
+import importlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from transformer_jax import xla_guard
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `__getattr__`
+    from transformer_jax import config, losses, pictures
+    from transformer_jax.convert import opened as from_hf
+    from transformer_jax.convert import write as to_hf
+    from transformer_jax.runs.open import load, open_run
+    from transformer_jax.runs.train import make_step, train
+    from transformer_jax.training.trainer import run
+
+# {name: (module, name in it)}. These are imported when they are used, because the command line must
+# set up the environment before JAX is imported.
+_EXPORTS = {
+    "from_hf": ("convert", "opened"),
+    "load": ("runs.open", "load"),
+    "make_step": ("runs.train", "make_step"),
+    "open_run": ("runs.open", "open_run"),
+    "run": ("training.trainer", "run"),
+    "to_hf": ("convert", "write"),
+    "train": ("runs.train", "train"),
+}
+_MODULES = ("config", "losses", "pictures")
+__all__ = [
+    "config",
+    "from_hf",
+    "load",
+    "losses",
+    "make_step",
+    "open_run",
+    "pictures",
+    "run",
+    "to_hf",
+    "train",
+]
 
 
 class _OldPaths:
@@ -96,22 +133,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name):
-    # These are imported lazily, because the command line must set up the environment before JAX is
-    # imported.
-    if name == "train":
-        from transformer_jax.runs.train import train
-
-        return train
-    if name in ("open_run", "load"):
-        from transformer_jax.runs import open as opening
-
-        return getattr(opening, name)
-    if name in ("from_hf", "to_hf"):
-        from transformer_jax import convert
-
-        return {"from_hf": convert.opened, "to_hf": convert.write}[name]
-    if name == "run":
-        from transformer_jax.training.trainer import run
-
-        return run
+    if name in _EXPORTS:
+        module, attribute = _EXPORTS[name]
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")
+
+
+def __dir__():
+    return [*__all__, "__version__"]

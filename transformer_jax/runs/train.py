@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -24,7 +25,7 @@ from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
-from transformer_jax.training import memory, trainer, warm_start
+from transformer_jax.training import memory, step, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
 
@@ -36,6 +37,9 @@ def train(
     *,
     overrides: Overrides = (),
     hooks: Iterable[trainer.Hook | tuple[int, Callable]] = (),
+    on_log: Callable[[int, dict[str, float]], None] | None = None,
+    on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
+    on_checkpoint: Callable[[int, Path | pathlib.Path], None] | None = None,
 ) -> dict[str, float]:
     """Trains the run that a config describes, or resumes it from its newest checkpoint.
 
@@ -48,6 +52,10 @@ def train(
       hooks: functions to call between updates. With hooks=[(100, function)], function(trainer) is
         called after every 100th update and after the last one; `Trainer` in training/trainer.py
         lists what a hook can read.
+      on_log: called with (step, metrics) after each progress line, where the metrics are those of
+        metrics.jsonl, such as {"train/loss": ...}.
+      on_evaluate: called with (step, scores) after each evaluation.
+      on_checkpoint: called with (step, folder) when a checkpoint is being written.
 
     Returns the scores of the last evaluation, such as {"valid/loss": ...}, as plain floats. Raises
     UserError for an error in the config, the data or the workdir, RunError if the run can't
@@ -89,7 +97,54 @@ def train(
                 origin=run.origin,
                 recorded=recorded,
                 hooks=hooks,
+                callbacks=trainer.Callbacks(on_log, on_evaluate, on_checkpoint),
             )
+
+
+class OwnLoop(NamedTuple):
+    """What a training loop of one's own needs.
+
+    Attributes:
+      state: the initial TrainState, with `params`, `opt_state`, `step` and `metrics`, the sums of
+        the metrics since the start. `losses.mean_metrics(jax.device_get(state.metrics))` gives
+        their means.
+      step: (state, batch) -> state, one update, compiled at its first call. The state that is
+        passed is donated: use only the one that is returned.
+      batch_of: number -> the batch of update `number`, from 0, on the devices. It depends on the
+        config and the number alone, so that a loop may go on anywhere.
+    """
+
+    state: Any
+    step: Callable[[Any, dict], Any]
+    batch_of: Callable[[int], dict]
+
+
+def make_step(config: ConfigDict | str | os.PathLike, *, overrides: Overrides = ()) -> OwnLoop:
+    """Returns (state, step, batch_of) of a config, for a training loop of one's own.
+
+    `config` and `overrides` are those of `train`. It prepares the data and the tokenizer as a run
+    does, in `config.data.cache`, and writes no workdir. Raises UserError for an error in the config
+    or the data.
+    """
+    run = resolve(config, None, overrides)
+    task = run.task()
+    program = Program.of(run.config, task)
+    state = step.init(task, program.tx, program.state)
+    if run.origin:
+        state = state.replace(params=run.origin.params(run.config, program, state.params))
+    train_rows = task.rows().train
+
+    def batch_of(number: int) -> dict:
+        (batch,) = trainer.stream(
+            train_rows.batch,
+            train_rows.size(number),
+            run.config.train.accumulation,
+            program.batch_sharding,
+            range(number, number + 1),
+        )
+        return batch
+
+    return OwnLoop(state, program.train_step, batch_of)
 
 
 def _held(workdir):

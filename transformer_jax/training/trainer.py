@@ -15,7 +15,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import grain
 import jax
@@ -56,6 +56,21 @@ class Hook(NamedTuple):
     function: Callable[["Trainer"], None]
 
 
+class Callbacks(NamedTuple):
+    """Functions that are told what a run reports. They are called in every process, or are None.
+
+    Attributes:
+      on_log: (step, {"train/loss": ..., ...}), after each progress line.
+      on_evaluate: (step, {"valid/loss": ..., ...}), after each evaluation.
+      on_checkpoint: (step, folder), after a checkpoint is handed over to be written. The folder
+        appears once it is complete, while the updates go on.
+    """
+
+    on_log: Callable[[int, dict[str, float]], None] | None = None
+    on_evaluate: Callable[[int, dict[str, float]], None] | None = None
+    on_checkpoint: Callable[[int, Any], None] | None = None
+
+
 def _checked_hook(every: int, function: Callable[["Trainer"], None]) -> Hook:
     # `isinstance` would also accept True and False.
     if type(every) is not int or every < 1:
@@ -73,6 +88,7 @@ def run(
     origin: Origin | None = None,
     recorded=None,
     hooks: Iterable[Hook] = (),
+    callbacks: Callbacks = Callbacks(),  # noqa: B008, as it is immutable
 ) -> dict[str, float]:
     """Trains `task` up to `config.train.num_steps`, resuming from the newest checkpoint if any.
 
@@ -86,13 +102,15 @@ def run(
         checkpoint yet needs them.
       recorded: the config that was recorded in the workdir before this call, if any.
       hooks: functions to call between updates, see `Hook`.
+      callbacks: functions to tell what the run reports, see `Callbacks`.
 
     Returns the scores of the last evaluation. Raises Preempted after SIGTERM and Interrupted after
     Ctrl-C, in both cases after the state has been saved. Raises RunError if a loss or a gradient is
     not finite, or if there are checkpoints but none of them can be read.
     """
     program = program or Program.of(config, task)
-    return Trainer(config, task, workdir, program, hooks).run(profile, origin, recorded)
+    run = Trainer(config, task, workdir, program, hooks, callbacks=callbacks)
+    return run.run(profile, origin, recorded)
 
 
 class Trainer:
@@ -114,7 +132,16 @@ class Trainer:
       ended: the reason why the run ends early, or None.
     """
 
-    def __init__(self, config, task, workdir, program: Program, hooks: Iterable[Hook] = ()):
+    def __init__(
+        self,
+        config,
+        task,
+        workdir,
+        program: Program,
+        hooks: Iterable[Hook] = (),
+        *,
+        callbacks: Callbacks = Callbacks(),  # noqa: B008, as it is immutable
+    ):
         self.config = config
         self.task = task
         self.workdir = buckets.folder_of_run(workdir)
@@ -122,6 +149,7 @@ class Trainer:
         self.rows = task.rows()
         self.scores: dict[str, float] = {}
         self.ended: str | None = None
+        self._callbacks = callbacks
         self._num_steps = config.train.num_steps
         self._eval_every, self._save_every = configs.intervals(config.train, config.checkpoint)
         self._saves_at_evaluations = configs.saves_at_evaluations(config.train, config.checkpoint)
@@ -408,6 +436,8 @@ class Trainer:
         values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
         self._reporter.write(step, values)
         self._reporter.progress(step, values)
+        if self._callbacks.on_log:
+            self._callbacks.on_log(step, values)
         self.state = state.replace(metrics=training_step.zeros(self.program.state.metrics))
 
     def _flops(self, after: int, step: int) -> dict[int, float]:
@@ -464,6 +494,8 @@ class Trainer:
             if self._stop.due() or not values:
                 return {}
             self._reporter.evaluation(self.step, values)
+            if self._callbacks.on_evaluate:
+                self._callbacks.on_evaluate(self.step, dict(values))
         best_metric = self.config.checkpoint.best_metric
         if best_metric and best_metric not in values:
             say(
@@ -537,6 +569,8 @@ class Trainer:
             # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
             self._reporter.send()
             self._checkpoints.save(self.state, self._totals, self.scores)
+        if self._callbacks.on_checkpoint:
+            self._callbacks.on_checkpoint(self.step, self._checkpoints.folder / str(self.step))
         self._timer.saved()
         self._saved = self.step
 
