@@ -185,6 +185,7 @@ def test_a_folder_brings_its_model_task_and_source(folder, tmp_path):
     batch = task.rows().train.batch(0, range(4))
     assert batch["rolls"].shape == (4, 8, 8) and np.all(batch["rolls"].sum(axis=2) == 1)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), task.param_shapes)
+    batch = jax.tree.map(jnp.asarray, batch)
     loss = jax.eval_shape(lambda: task.loss(params, batch, Context(train=True)))
     assert loss.terms["loss"].shape == ()
 

@@ -77,7 +77,11 @@ def test_texts_and_scores_equal(architecture, case, runs):
 
 def test_live(tmp_path):
     pytest.importorskip("transformers")
-    assert make.made(BART) == EXPECTED[BART]
+    made = make.made(BART)
+    assert made.keys() == EXPECTED[BART].keys()
+    for case, expected in EXPECTED[BART].items():
+        # The last digit of a rounded score depends on the processor.
+        assert made[case] == expected | {"score": pytest.approx(expected["score"], abs=2e-5)}
 
 
 def counted(architecture, folder, numbers, capsys):

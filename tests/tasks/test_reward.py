@@ -127,7 +127,7 @@ LEARNER = """
 import dataclasses
 from ml_collections import ConfigDict
 from transformer_jax.config import build_model
-from transformer_jax.tasks.rl import reward
+from transformer_jax.objectives.preferences import init_reward
 from transformer_jax.tasks.causal_lm import CausalLM
 
 @dataclasses.dataclass
