@@ -58,6 +58,9 @@ EXTRAS = {
     "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "chat": ["jinja2>=3.1.6,<4"],  # published chat templates; older releases leave the sandbox open
+    "wandb": ["wandb>=0.21,<1"],
+    "trackio": ["trackio>=0.40,<1"],
+    "mlflow": ["mlflow-skinny>=3.1,<4"],
     "summaries": ["rouge-score>=0.1.2,<0.2"],
     "audio": ["soundfile>=0.13,<0.15", "jiwer>=4,<5"],
     # the latter two: what the scores of fine-tuning are compared with

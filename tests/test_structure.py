@@ -25,7 +25,8 @@ def test_a_short_module_of_one_neighbor_is_a_part_of_it(structure):
 
 def test_no_name_at_the_top_is_that_of_another_package():
     """`python transformer_jax/train.py` looks for every import in this folder first."""
-    own = {path.stem for path in (ROOT / "transformer_jax").iterdir()}
+    paths = (path for path in (ROOT / "transformer_jax").iterdir() if path.suffix in ("", ".py"))
+    own = {path.stem for path in paths if not path.stem.startswith("__")}
     others = {*sys.stdlib_module_names, *metadata.packages_distributions()}
     assert not own & others
 

@@ -1277,11 +1277,22 @@ class Lora:
     trained: tuple = ()
 
 
-INIT_FROM = "init_from"  # the only key without a section
-INIT_FROM_MEANING = (
-    "workdir of the run from which a new run takes its parameters and tokenizer; or "
-    "{prefix: workdir}, for the parameters whose names start with each prefix"
-)
+INIT_FROM = "init_from"
+# The keys without a section: {key: (type, default, meaning)}.
+WITHOUT_SECTION = {
+    INIT_FROM: (
+        str | None,
+        None,
+        "workdir of the run from which a new run takes its parameters and tokenizer; or "
+        "{prefix: workdir}, for the parameters whose names start with each prefix",
+    ),
+    "track": (
+        str,
+        "tensorboard",
+        "trackers that receive what a run measures, separated by commas: tensorboard, wandb, "
+        "trackio, mlflow; empty: metrics.jsonl alone",
+    ),
+}
 SOURCE_NAME_MEANING = (
     "file that defines a source of records other than text, such as fasta or digits; empty: "
     "config.data names the texts"
@@ -1300,6 +1311,7 @@ SECTIONS = {
 # The keys that a resumed run may change. Paths of data are among them, because the fingerprint of
 # the data, and not its path, decides whether it is the same.
 MAY_CHANGE = (
+    "track",
     "train.num_steps",
     "train.log_every",
     "train.eval_every",
@@ -1644,10 +1656,10 @@ def flat(config: ConfigDict) -> dict[str, Any]:
     values = {
         f"{name}.{key}": value
         for name, section in config.items()
-        if name != INIT_FROM
+        if name not in WITHOUT_SECTION
         for key, value in section.items()
     }
-    return {**values, INIT_FROM: config[INIT_FROM]}
+    return values | {key: config[key] for key in WITHOUT_SECTION}
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
@@ -1775,9 +1787,9 @@ def chosen(config: ConfigDict) -> tuple[str, str, str]:
 def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]]:
     """Returns {"section.key": (type, default)} for a run of `task` with `model`.
 
-    `source` is "" if the task reads `config.data`. `init_from` is the only key without a section.
+    `source` is "" if the task reads `config.data`.
     """
-    keys = {INIT_FROM: (str | None, None)}
+    keys = {key: (kind, default) for key, (kind, default, _) in WITHOUT_SECTION.items()}
     for section, name in zip(NAMED_SECTIONS, (model, task, source)):
         keys[f"{section}.name"] = (str, name)
         keys |= _class_keys(section, named_class(section, name)) if name else {}
@@ -1833,7 +1845,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
     keys = schema(delta["model"]["name"], delta["task"]["name"], source.get("name", ""))
     values = {key: default for key, (_, default) in keys.items()}
     for section, value in delta.items():
-        if section == INIT_FROM:
+        if section in WITHOUT_SECTION:
             values[section] = _value(section, value, keys)
         elif section not in (*SECTIONS, *NAMED_SECTIONS):
             meant = did_you_mean(section, [*SECTIONS, *NAMED_SECTIONS])
@@ -1854,8 +1866,8 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
 
 def meaning(key: str, model: str, task: str, source: str = "") -> str:
     """Returns the meaning of a key in `schema(model, task, source)`, the comment at its field."""
-    if key == INIT_FROM:
-        return INIT_FROM_MEANING
+    if key in WITHOUT_SECTION:
+        return WITHOUT_SECTION[key][-1]
     if key == "source.name" and not source:
         return SOURCE_NAME_MEANING
     section, _, name = key.partition(".")

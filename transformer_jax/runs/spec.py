@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import subprocess
 import types
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -21,6 +19,7 @@ from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
 from transformer_jax.training import warm_start
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
+from transformer_jax.training.trackers import revision
 from transformer_jax.training.warm_start import Origin, Part
 
 # ----------------------- `RunSpec`, a run that is to start; `Record`, a run that was started before
@@ -354,7 +353,7 @@ def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path, file
         "fingerprint": fingerprint,
         "has_head": has_head,
         "versions": versions(),
-        "revision": _revision(),
+        "revision": revision(),
     }
     write_whole(workdir / "config.json", json.dumps(content, indent=2) + "\n")
 
@@ -362,15 +361,6 @@ def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path, file
 def versions() -> dict[str, str]:
     """Returns the installed versions of the libraries on which results depend."""
     return {name: metadata.version(name) for name in LIBRARIES}
-
-
-def _revision() -> str | None:
-    """Returns the git revision of the code, or None outside a checkout."""
-    root = pathlib.Path(__file__).parents[2]
-    if not (root / ".git").exists() or not shutil.which("git"):
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 def metrics(folder) -> list[dict]:

@@ -25,7 +25,7 @@ from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
-from transformer_jax.training import memory, step, trainer, warm_start
+from transformer_jax.training import memory, step, trackers, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
 
@@ -65,6 +65,7 @@ def train(
         run = resolve(config, workdir, overrides)
         config, workdir = run.config, run.workdir
         stop.grace = config.train.grace
+        trackers.listed(config.track)
         task = run.task()
         # A mesh that does not fit the devices, a batch or a parameter is refused here, before
         # `begin` builds the data and writes the first file.

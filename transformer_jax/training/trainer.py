@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TextIO
 import grain
 import jax
 import numpy as np
-import tensorboardX
 from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
 
 import transformer_jax
 from transformer_jax import config as configs
@@ -38,6 +38,7 @@ from transformer_jax.training import step as training_step
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
+from transformer_jax.training.trackers import Subject, Trackers, revision
 from transformer_jax.training.warm_start import Origin
 
 Totals = dict[str, float]  # in the checkpoint, so that a resumed run continues to count
@@ -191,7 +192,11 @@ class Trainer:
             self._updates = _Updates(self.program.train_step, self._clock, self._watchdog)
             with (
                 Reporter(
-                    self.workdir, self.start, self._num_steps, self.task.progress_metrics
+                    self.workdir,
+                    self.start,
+                    self._num_steps,
+                    self.task.progress_metrics,
+                    config=config,
                 ) as self._reporter,
                 Trace(self._reporter.folder, profile) as self._trace,
                 doing("training"),
@@ -1026,6 +1031,8 @@ class Reporter:
         start: int,
         num_steps: int,
         shown: Sequence[str] = ("loss",),
+        *,
+        config: ConfigDict | None = None,
     ):
         self.workdir = workdir
         self.num_steps = num_steps
@@ -1036,21 +1043,21 @@ class Reporter:
         self.evaluations: list[dict[str, float]] = []
         self.evaluated: dict[str, float] = {}
         if self.active:
-            self._open(start)
+            self._open(start, config)
 
-    def _open(self, start: int) -> None:
+    def _open(self, start: int, config: ConfigDict | None) -> None:
         self._mirror = Mirror(self.workdir, "metrics.jsonl")
         self._sent = time.monotonic()
         self.folder = self._mirror.local
-        self._lines, recorded = _reopened(self.folder / "metrics.jsonl", start)
+        self._lines, recorded, last = _reopened(self.folder / "metrics.jsonl", start)
         for line in recorded:
             if not any(key.startswith(("train/", "hook/")) for key in line):
                 self.evaluations.append({k: v for k, v in line.items() if k != "step"})
                 self.evaluated = self.evaluations[-1] if line["step"] == start else {}
-        # TensorBoard hides the recorded events of steps that this run will do again.
-        self._tensorboard = tensorboardX.SummaryWriter(
-            str(self.folder / "tensorboard"), purge_step=start + 1
-        )
+        names, values = (config.track, configs.flat(config)) if config else ("", {})
+        subject = Subject(self.name, self.folder, values, revision(), start, last)
+        self._trackers = Trackers(names, subject)
+        self._step, self._scores = start, self.evaluated
         self._drawn = time.monotonic()
         self._bar = Bar("training", self.num_steps, start, seconds=float("inf"))
 
@@ -1067,22 +1074,22 @@ class Reporter:
         ignored = contextlib.suppress(RunError) if error[0] else contextlib.nullcontext()
         with ignored, self._writing():
             self._lines.close()
-            self._tensorboard.close()
             draw_curves(self.folder, self.name)
+            self._trackers.picture(self._step, self.folder / "curves.png")
+            self._trackers.end(self._scores)
             self.send()
         self._mirror.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes a line to metrics.jsonl, and the finite values to TensorBoard."""
+        """Writes a line to metrics.jsonl, and the finite values to the trackers."""
         if not self.active:
             return
         # JSON has neither NaN nor infinity.
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._writing():
             print(json.dumps({"step": step, **line}), file=self._lines, flush=True)
-        for name, value in line.items():
-            if value is not None:
-                self._tensorboard.add_scalar(name, value, step)
+        self._trackers.log(step, values)
+        self._step = step
         if time.monotonic() - self._sent > _SECONDS_BETWEEN_SENDS:
             self.send()
 
@@ -1090,7 +1097,7 @@ class Reporter:
         """Copies the files to the workdir if it is in a bucket."""
         if self.active and self.folder is not self.workdir:
             with self._writing():
-                self._tensorboard.flush()
+                self._trackers.flush()
                 self._mirror.send()
             self._sent = time.monotonic()
 
@@ -1117,6 +1124,7 @@ class Reporter:
         self.write(step, values)
         if not self.active:
             return
+        self._scores = dict(values)
         scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         say(f"step {step:,}  {scores}")
         if time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
@@ -1158,18 +1166,21 @@ def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
     return path
 
 
-def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
+def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict], int]:
     """Removes the lines of steps after `start` from the metrics file.
 
-    Returns the file, opened for appending, and the remaining lines, parsed.
+    Returns the file, opened for appending, the remaining lines, parsed, and the last step of all.
     """
-    recorded = []
+    recorded, last = [], 0
     if path.exists():
         for line in path.read_text(errors="replace").splitlines(keepends=True):
             # The last line that a killed run has written may be incomplete.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
-                    recorded.append(values)
+                if line.endswith("\n"):
+                    values = json.loads(line)
+                    last = max(last, values["step"])
+                    if values["step"] <= start:
+                        recorded.append(values)
         # The file is replaced as a whole, so that a kill meanwhile leaves the old one.
         write_whole(path, "".join(json.dumps(values) + "\n" for values in recorded))
-    return path.open("a"), recorded
+    return path.open("a"), recorded, last
