@@ -102,7 +102,8 @@ def check(program: str, words: list[str]) -> None:
     if file in PLACEHOLDERS:
         assert set(keys) <= set(all_keys()), keys
     else:
-        configs.load(str(ROOT / file), keys)
+        path = ROOT / file.partition(":")[0]
+        configs.load(str(ROOT / file) if path.exists() else file, keys)
 
 
 @functools.cache
