@@ -196,14 +196,20 @@ def test_callbacks_are_told_what_a_run_reports(tmp_path):
     config = build_gpt(tmp_path)
     for key, value in (STEPS | {"train.num_steps": 4, "train.batch": 8}).items():
         configs.set_key(config, key, value)
-    told = []
+    told, skipped = [], []
+
+    def on_log(step, metrics):
+        told.append(("log", step, metrics["train/loss"]))
+        skipped.append(metrics["train/skipped"])
+
     scores = transformer_jax.train(
         config,
         tmp_path / "run",
-        on_log=lambda step, metrics: told.append(("log", step, metrics["train/loss"])),
+        on_log=on_log,
         on_evaluate=lambda step, scores: told.append(("evaluate", step, scores["valid/loss"])),
         on_checkpoint=lambda step, folder: told.append(("checkpoint", step, folder)),
     )
+    assert skipped == [0] * 4
     kinds = [(kind, step) for kind, step, _ in told]
     assert kinds == [
         *[("log", 1), ("log", 2), ("evaluate", 2), ("checkpoint", 2)],
