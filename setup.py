@@ -75,6 +75,7 @@ EXTRAS = {
         "nbclient>=0.10",
         "nbformat>=5.10",  # the notebooks are executed
         "mkdocs-material>=9.5,<10",  # the documentation is built
+        "mkdocstrings[python]>=1.0,<2",
         "jinja2>=3.1.6,<4",
         "ruff>=0.15,<0.18",  # and the code is formatted as it formats it
         "rouge-score>=0.1.2,<0.2",
@@ -82,7 +83,7 @@ EXTRAS = {
         "jiwer>=4,<5",
     ],
     "vision": ["Pillow>=10.1", "scikit-learn>=1.3"],  # images are decoded; a set of digits
-    "docs": ["mkdocs-material>=9.5,<10"],
+    "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 

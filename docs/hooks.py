@@ -52,7 +52,7 @@ def tables() -> str:
 
     models, tasks = configs.class_names("model"), configs.class_names("task")
     model, task = models[0], tasks[0]
-    parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
+    parts = [_table("Top level", tuple(configs.WITHOUT_SECTION), model, task)]
     schema = configs.schema(model, task)
     for section in configs.SECTIONS:
         keys = [key for key in schema if key.startswith(f"{section}.")]

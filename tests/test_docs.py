@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+import transformer_jax
 from tests.programs import call
 from transformer_jax import config as configs
 
@@ -31,7 +32,7 @@ of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 @pytest.mark.full
 @pytest.mark.skipif(
-    importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
+    importlib.util.find_spec("mkdocstrings_handlers") is None, reason="needs the extra docs"
 )
 def test_the_pages_build(tmp_path):
     site = f"--site-dir={tmp_path / 'site'}"
@@ -43,6 +44,10 @@ def test_the_pages_build(tmp_path):
     keys = (tmp_path / "site" / "configuration" / "index.html").read_text()
     assert all(f"<code>{key}</code>" in keys for key in all_keys())
     assert not list((tmp_path / "site").rglob("*.py"))
+    reference = (tmp_path / "site" / "reference" / "index.html").read_text()
+    for module, name in transformer_jax._EXPORTS.values():
+        if name != "run":  # what `train` does with a config that is resolved
+            assert f'id="transformer_jax.{module}.{name}"' in reference, name
 
 
 @pytest.mark.full

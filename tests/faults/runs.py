@@ -1,5 +1,6 @@
 """Tiny runs of the three families as real commands, and their expected results."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -154,6 +155,15 @@ class Process:
             return "first step after" in self.log.read_text()
 
         return self.wait_for(has_updated)
+
+    @contextlib.contextmanager
+    def paused(self):
+        """In the context, the process makes no step, and keeps what it holds."""
+        os.kill(self.running.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.running.pid, signal.SIGCONT)
 
     def end(self, number=signal.SIGKILL) -> int:
         """Sends a signal, and returns the exit status."""
