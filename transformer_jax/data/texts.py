@@ -18,7 +18,7 @@ from transformer_jax.data import rows, store
 from transformer_jax.data.rows import Component, EvalRows, Row, TrainRows
 from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
-from transformer_jax.data.sources.tables import EntailedPairs
+from transformer_jax.data.sources.tables import EntailedPairs, Table
 from transformer_jax.data.sources.text_files import (
     Location,
     Span,
@@ -72,6 +72,8 @@ class TextFiles:
     """UTF-8 files of documents, which `split_on` separates.
 
     Files named *.jsonl have one JSON object per line, with the text of a document under `field`.
+    In *.csv, *.parquet and *.arrow files, `field` is the column of the texts. Files of the first
+    two kinds and texts may be compressed, as *.jsonl.gz and *.txt.zst.
     """
 
     files: tuple[str, ...]
@@ -93,7 +95,9 @@ class TextFiles:
         return spans
 
     def _boundary(self, file: str):
-        """Returns the function that finds a document boundary, or None for a single document."""
+        """Returns the function that finds a document boundary, or None for an undivided file."""
+        if text_files.is_compressed(file) or _is_table(file):
+            return None
         if file.endswith(".jsonl") or self.split_on == "line":
             return text_files.next_line
         return text_files.next_blank_line if self.split_on == "blank_line" else None
@@ -112,8 +116,13 @@ class TextSpans:
 
     def __iter__(self) -> Iterator[str]:
         for span in self.spans:
-            read = self._json_lines if span.file.endswith(".jsonl") else self._documents
-            yield from read(span)
+            if _is_table(span.file):
+                records = Table((span.file,), (self.field,))
+                yield from (text for (text,) in (each.values for each in records) if text)
+            elif text_files.uncompressed_name(span.file).endswith(".jsonl"):
+                yield from self._json_lines(span)
+            else:
+                yield from self._documents(span)
 
     def _documents(self, span: Span) -> Iterator[str]:
         lines = text_lines(span, keep_ends=self.split_on == "file")
@@ -142,6 +151,10 @@ class TextSpans:
                 )
             if text:
                 yield text
+
+
+def _is_table(file: str) -> bool:
+    return text_files.uncompressed_name(file).endswith((".csv", ".parquet", ".arrow"))
 
 
 def _has_text(line: str) -> bool:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import tfds
+from transformer_jax.data.sources import text_files, tfds
 from transformer_jax.data.sources.text_files import from_json, matching_files, sha256, text_lines
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
@@ -31,7 +31,9 @@ class Table:
     """The rows of tables in files.
 
     *.csv files have comma-separated values, *.jsonl files one JSON object per line, and *.json
-    files either the same or one list of objects. Any other file is tab-separated without quotes.
+    files either the same or one list of objects. *.parquet and *.arrow files are tables with typed
+    columns. Any other file is tab-separated without quotes. Each of the first three may be
+    compressed, as *.csv.gz or *.jsonl.zst.
     `columns` are names in the header (or keys of the JSON objects), or numbers that start at 1 for
     tables without a header. Blank lines at the end of a file are ignored. Iterating raises
     UserError for a row that is not as expected.
@@ -54,7 +56,7 @@ class Table:
     def __iter__(self) -> Iterator[Record]:
         types = {}  # of the names of classes in JSON, where 1 and "1" would be one class
         for path in self.paths:
-            if path.endswith((".jsonl", ".json")):
+            if text_files.uncompressed_name(path).endswith((".jsonl", ".json", *_TYPED)):
                 yield from self._json_records(path, types)
             else:
                 yield from self._line_records(path)
@@ -109,7 +111,9 @@ class Table:
         return [header.index(column) for column in self.columns]
 
     def _json_records(self, path: str, types: dict[str, type]) -> Iterator[Record]:
-        for where, value in _json_values(path):
+        is_typed = path.endswith(_TYPED)
+        values = _typed_values(path, self.columns) if is_typed else _json_values(path)
+        for where, value in values:
             item = value if isinstance(value, dict) else {}
             for column in self.columns:
                 if column not in item:
@@ -159,6 +163,47 @@ def _wrong_width(where: str, row: list[str], header: list[str] | None, last: int
     return UserError(f"{where}: {len(row)} {noun}, {expected}")
 
 
+_TYPED = (".parquet", ".arrow")  # whose columns have types
+_ROWS = 1000  # of them that are read at once
+
+
+def _typed_values(path: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
+    """Yields (location, {column: value}) for each row of a Parquet or Arrow file."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    try:
+        with buckets.open_at(path, 0) as file:
+            if path.endswith(".parquet"):
+                table = parquet.ParquetFile(file)
+                names = table.schema_arrow.names
+                _check_columns(path, columns, names)
+                batches = table.iter_batches(_ROWS, columns=[*columns])
+            else:
+                # The files of Hugging Face's datasets are streams, and those of others may be.
+                try:
+                    opened = ipc.open_file(file)
+                    batches = map(opened.get_batch, range(opened.num_record_batches))
+                except pyarrow.ArrowInvalid:
+                    file.seek(0)
+                    batches = opened = ipc.open_stream(file)
+                _check_columns(path, columns, opened.schema.names)
+            number = 0
+            for batch in batches:
+                for values in batch.select([*columns]).to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", values
+    except pyarrow.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: can't be read as a table ({reason})") from None
+
+
+def _check_columns(path: str, columns: tuple[str, ...], names: list[str]) -> None:
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise UserError(f"{path}: no column {missing[0]!r}; there are {', '.join(names[:12])}")
+
+
 def _json_values(path: str) -> Iterator[tuple[str, object]]:
     """Yields (location, value) for each line, or for each item of a file that is one list."""
     numbered = enumerate(text_lines(path), 1)
@@ -166,7 +211,7 @@ def _json_values(path: str) -> Iterator[tuple[str, object]]:
     # A *.json file is one list if its first text starts with a bracket, and JSON lines otherwise,
     # because both are in use under this name.
     first_number, first_line = next(lines, (1, ""))
-    if path.endswith(".json") and first_line.lstrip().startswith("["):
+    if text_files.uncompressed_name(path).endswith(".json") and first_line.lstrip().startswith("["):
         text = "".join([first_line, *(line for _, line in lines)])
         items = from_json(text, path, unique_keys=True)
         for number, value in enumerate(items, 1):
@@ -179,7 +224,7 @@ def _json_values(path: str) -> Iterator[tuple[str, object]]:
 
 def _table_rows(path: str) -> Iterator[tuple[int, list[str]]]:
     """Yields (number of its last line, columns) for each row."""
-    if not path.endswith(".csv"):
+    if not text_files.uncompressed_name(path).endswith(".csv"):
         for number, line in enumerate(text_lines(path), 1):
             # No quotes in these files, because a quotation mark in a text is usually meant as one.
             yield number, line.split("\t")

@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -63,23 +64,48 @@ def _newlines(file: str, stop: int) -> int:
     return count
 
 
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+
+
+def uncompressed_name(file: str) -> str:
+    """Returns the name of a file without the ending of a compressed one, which tells its kind."""
+    return next((file.removesuffix(end) for end in _COMPRESSED if file.endswith(end)), file)
+
+
+def is_compressed(file: str) -> bool:
+    """Returns whether a file is compressed, and therefore read from its beginning only."""
+    return uncompressed_name(file) != file
+
+
+def _opened(span: Span) -> contextlib.AbstractContextManager:
+    """Opens a file at the start of a span. A compressed file is decompressed as it is read."""
+    if span.file == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    file = buckets.open_at(span.file, span.start)
+    if not is_compressed(span.file):
+        return file
+    import pyarrow
+
+    kind = next(kind for end, kind in _COMPRESSED.items() if span.file.endswith(end))
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, kind), _READ_BYTES)
+
+
 def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, or of a span of it. The path "-" means stdin.
+
+    A file that ends in .gz or .zst is decompressed; a span of it must be the whole file.
 
     Only "\\n" and "\\r\\n" end a line, because other separators occur inside texts. They are
     removed unless `keep_ends` is true. A byte-order mark is removed. Raises UserError with the line
     number if a line is not UTF-8.
     """
     span = Span(text) if isinstance(text, str) else text
-    with (
-        contextlib.nullcontext(sys.stdin.buffer)
-        if span.file == "-"
-        else buckets.open_at(span.file, span.start) as file
-    ):
+    stop = None if is_compressed(span.file) else span.stop
+    with _opened(span) as file:
         offset = span.start
-        for index, raw in enumerate(file):
+        for index, raw in enumerate(_readable(file, span.file)):
             # A span ends at a line end, so it is enough to compare before each line.
-            if span.stop is not None and offset >= span.stop:
+            if stop is not None and offset >= stop:
                 return
             offset += len(raw)
             try:
@@ -92,6 +118,16 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
             if offset == len(raw):  # only the first line of a file may begin with a byte-order mark
                 line = line.removeprefix("\ufeff")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
+
+
+def _readable(lines: Iterable[bytes], file: str) -> Iterator[bytes]:
+    """Yields the lines. Raises UserError for a compressed file that is damaged."""
+    try:
+        yield from lines
+    except OSError as error:
+        if not is_compressed(file):
+            raise
+        raise UserError(f"{file}: can't be decompressed ({error})") from None
 
 
 def from_json(text: str, where: str | Location, unique_keys: bool = False):
@@ -134,17 +170,27 @@ def matching_files(key: str, names: str) -> list[str]:
     """Returns the files that `names` lists.
 
     `names` are paths, URLs and shell patterns that are separated by commas, and `key` is their
-    config key. Raises UserError if a file is missing or empty.
+    config key. A folder that `save_to_disk` of Hugging Face's datasets has written stands for its
+    files. Raises UserError if a file is missing or empty.
     """
     files = []
     for name in names.split(","):
-        matches = buckets.matches(name.strip())
+        matches = _dataset_files(name.strip()) or buckets.matches(name.strip())
         if not matches:
             raise UserError(f"{key}={name}: no such file")
         files += matches
     for file in files:
         check_not_empty(key, file)
     return files
+
+
+def _dataset_files(folder: str) -> list[str]:
+    """Returns the files of a folder of Hugging Face's datasets; empty if it is none."""
+    state = buckets.path(folder) / "state.json"
+    if not state.exists():
+        return []
+    content = from_json(state.read_text("utf-8"), str(state))
+    return [f"{folder.rstrip('/')}/{each['filename']}" for each in content["_data_files"]]
 
 
 # --------------------------------------------------------------------------------------------------
