@@ -31,6 +31,7 @@ BASE = [
     "ml-collections>=1.0,<2",
     "numpy>=2.0,<3",
     "optax>=0.2.6,<0.3",
+    "packaging>=24",
     "orbax-checkpoint>=0.11.33,<0.13",
     "rich>=13.7,<16",
     "sacrebleu>=2.4,<3",

@@ -239,6 +239,12 @@ def test_a_loop_of_ones_own_makes_the_updates_of_a_run(tmp_path):
     # The metrics are sums since the start; after the first update they are its own.
     recorded = [row["train/loss"] for row in spec.metrics(tmp_path / "run") if "train/loss" in row]
     assert means[0] == pytest.approx(recorded[0], rel=1e-6)
+    # It starts from an earlier run, too.
+    configs.set_key(config, "init_from", str(tmp_path / "run"))
+    started = transformer_jax.make_step(config).state
+    _, best = transformer_jax.open_run(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, started.params, best)
+    configs.set_key(config, "init_from", None)
     # A batch depends on its number alone.
     again = transformer_jax.make_step(config).batch_of(2)
     jax.tree.map(np.testing.assert_array_equal, again, batch_of(2))

@@ -569,11 +569,11 @@ _CONFIG_FOLDERS = [
 ]
 
 
-def config_file(name: str) -> str:
+def config_file(name: str, flag: str = "--config") -> str:
     """Returns the path of a config file: `name` itself, or that of a config of this package.
 
     Such a config is named without the folder and the ending, as in "gpt/quickstart", or with both,
-    as in "configs/gpt/quickstart.py". Raises UserError if there is no such file.
+    as in "configs/gpt/quickstart.py". Raises UserError, which names `flag`, if there is none.
     """
     if pathlib.Path(name).is_file():
         return name
@@ -581,7 +581,7 @@ def config_file(name: str) -> str:
     names = config_names()
     if short in names:
         return str(names[short])
-    raise UserError(f"--config={name}: no such file {name}{did_you_mean(short, [*names])}")
+    raise UserError(f"{flag}={name}: no such file {name}{did_you_mean(short, [*names])}")
 
 
 def config_names() -> dict[str, pathlib.Path]:
@@ -1944,7 +1944,7 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
     """
     config = read(path)
     file, _, arg = os.fspath(path).partition(":")
-    changes = getattr(load_module(config_file(file)), "TINY", None)
+    changes = getattr(load_module(file), "TINY", None)
     if changes is None:
         raise UserError(
             f"{file} has no TINY: add TINY = dict(model=dict(...), task=dict(...), "

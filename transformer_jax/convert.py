@@ -131,7 +131,7 @@ def read(folder, overrides=()) -> tuple:
     folder = hub.folder(folder, hub.MODEL)
     family = families.checkpoint_family(folder, hf_config)
     config = family.read_config(hf_config, folder)
-    for key, value in overrides:
+    for key, value in dict(overrides).items():
         configs.set_key(config, key, value)
     configs.validate(config)
     if not family.matches(config):

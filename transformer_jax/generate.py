@@ -187,7 +187,7 @@ def _suggest_chat(tokenizer) -> None:
 
     # Plain text is still continued, because that is what the command asks for.
     if conversational(tokenizer) is not None:
-        say("this run was trained on conversations; --chat replies, this continues plain text")
+        say("this run has a form for conversations; --chat replies, this continues plain text")
 
 
 def _as_turns(prompts):

@@ -1,4 +1,4 @@
-"""Copies a config of this package, to begin an own one: python -m transformer_jax.new mine.py
+"""Copies a config of this package, to start one of your own: python -m transformer_jax.new mine.py
 --from=gpt/quickstart
 
 Without --from, it lists the configs. The copy trains as the original does, and is yours to change:
@@ -31,7 +31,7 @@ def main() -> None:
         return
     if len(files) != 1 or not files[0].endswith(".py"):
         raise UserError("name one file *.py, the copy: transformer-jax new mine.py --from=NAME")
-    target, source = pathlib.Path(files[0]), pathlib.Path(configs.config_file(name))
+    target, source = pathlib.Path(files[0]), pathlib.Path(configs.config_file(name, "--from"))
     if target.exists():
         raise UserError(f"{target}: exists already; name a new file")
     with buckets.writing(target):

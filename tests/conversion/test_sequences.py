@@ -108,7 +108,7 @@ def test_a_bias_of_the_logits_is_refused(tmp_path):
 
 
 def test_a_folder_with_a_pickle_alone_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no torch
+    monkeypatch.setattr("transformer_jax.storage.hub.reads_torch_files", lambda: False)
     folder = copied(T5, tmp_path / "hf")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     refused(folder, tmp_path, "pytorch_model.bin is pickled: .* save_pretrained")

@@ -331,6 +331,29 @@ def test_gaps_of_a_vocabulary_are_never_generated(tmp_path):
     assert ours.decode([ours.never[0], vocab["far"], 10**6]) == "far"
 
 
+def test_an_id_that_stands_for_none_is_left_out(tmp_path):
+    ours = read(llama2(), tmp_path, config__json={"pad_token_id": -1, "eos_token_id": True})
+    assert ours.pad_id is None and ours.pieces([ours.eos_id]) == ["</s>"]
+
+
+def test_a_special_token_that_a_merge_makes(tmp_path):
+    library = json.loads(byte_bpe().to_str())
+    piece = "".join(library["model"]["merges"][0])
+    token = library["added_tokens"][0] | {"content": piece}
+    library["added_tokens"].append(token | {"id": library["model"]["vocab"][piece]})
+    ours = read(Tokenizer.from_str(json.dumps(library)), tmp_path)
+    assert ours.special[library["model"]["vocab"][piece]]
+    assert not any(ours.special[i] for i in ours.encode(f"{piece} {piece}"))
+
+
+def test_an_earlier_file_without_a_name_of_unknown_pieces(tmp_path):
+    library = json.loads(word_level().to_str())
+    del library["decoder"]
+    content = {"library": library, "special": {"eos": "</s>"}}
+    ours = Published(json.dumps(content).encode())
+    assert ours.encode("zzz") == [ours.unk_id] and ours.decode([ours.unk_id]) == ""
+
+
 def test_a_run_with_the_earlier_file_opens(tmp_path):
     ours = read(llama2(), tmp_path)
     content = {"library": json.loads((tmp_path / "tokenizer.json").read_text())}

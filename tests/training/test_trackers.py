@@ -48,8 +48,8 @@ class Kept(trackers.Tracker):
     def picture(self, step, path):
         self.pictures.append((step, path.name, path.exists()))
 
-    def end(self, scores):
-        self.scores.append(dict(scores))
+    def end(self, scores, failed):
+        self.scores.append((dict(scores), failed))
 
 
 @pytest.fixture
@@ -77,8 +77,9 @@ def test_a_resumed_run_goes_on_in_the_same_record_without_doubled_steps(kept, tm
     assert {step for step, _, _ in before} == {1, 2, 3}
     scores = train(build(tmp_path, "tensorboard,json"), run)
     first, second = kept.opened
-    assert first[0] == second[0] == json.loads((run / trackers.FILE).read_text())["json"]
-    assert (second[1].start, second[1].sent) == (2, 3)
+    state = json.loads((run / trackers.FILE).read_text())["json"]
+    assert first[0] == second[0] == state["record"] and second[1].start == 2
+    assert state["sent"] == {"train": 4, "scores": 4}
     received = kept.received
     pairs = [(step, name) for step, name, _ in received]
     assert len(pairs) == len(set(pairs)) and {step for step, _ in pairs} == {1, 2, 3, 4}
@@ -88,11 +89,44 @@ def test_a_resumed_run_goes_on_in_the_same_record_without_doubled_steps(kept, tm
     equal = ("train/loss", "valid/loss", "train/learning_rate")
     assert all(numbers[step, name] == value for step, name, value in received if name in equal)
     assert all(math.isfinite(value) for _, _, value in received)
-    assert kept.scores[-1] == scores
+    assert [failed for _, failed in kept.scores] == [True, False]
+    assert kept.scores[-1] == (scores, False)
     assert kept.pictures[-1] == (4, "curves.png", True)
     subject = first[1]
     assert subject.config["train.num_steps"] == 4 and subject.name.endswith("/run")
     assert (run / "tensorboard").is_dir()
+
+
+def test_a_second_crash_before_the_run_has_caught_up_doubles_nothing(kept, tmp_path):
+    run = tmp_path / "run"
+
+    class Killed(Exception):
+        pass
+
+    def killed(trainer):
+        raise Killed
+
+    for step in (3, 3):
+        with pytest.raises(Killed):
+            train(build(tmp_path, "json"), run, hooks=[(step, killed)])
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        # As if the second process had died at once: nothing after the checkpoint was done again.
+        (run / "metrics.jsonl").write_text("".join(lines[:3]))
+    train(build(tmp_path, "json"), run)
+    pairs = [(step, name) for step, name, _ in kept.received]
+    assert len(pairs) == len(set(pairs))
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(kept, tmp_path, monkeypatch, capsys):
+    def failing(self, step, values):
+        raise ConnectionError("the server\nis down")
+
+    monkeypatch.setattr(Kept, "log", failing)
+    scores = train(build(tmp_path, "json,tensorboard"), tmp_path / "run")
+    assert scores and (tmp_path / "run/checkpoints/4").is_dir()
+    said = capsys.readouterr().err
+    assert said.count("warning: json fails (the server is down); the run goes on without it") == 1
+    assert not kept.scores  # it is not closed either
 
 
 def test_without_a_tracker_there_is_metrics_jsonl_alone(tmp_path):
@@ -161,7 +195,7 @@ def test_wandb_offline(resumed, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     run, scores, lines = resumed("wandb")
-    identity = json.loads((run / trackers.FILE).read_text())["wandb"]
+    identity = json.loads((run / trackers.FILE).read_text())["wandb"]["record"]
     losses = []
     for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
         assert identity in file.name
@@ -186,7 +220,7 @@ def test_trackio_on_this_machine(resumed, tmp_path, monkeypatch):
     monkeypatch.setattr(utils, "TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
     run, scores, lines = resumed("trackio")
-    identity = json.loads((run / trackers.FILE).read_text())["trackio"]
+    identity = json.loads((run / trackers.FILE).read_text())["trackio"]["record"]
     (name,) = SQLiteStorage.get_runs("transformer_jax")
     assert name == identity
     logs = SQLiteStorage.get_logs("transformer_jax", identity)
@@ -200,7 +234,7 @@ def test_mlflow_in_files(resumed, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(trainer, "draw_curves", DRAW_CURVES)
     run, scores, lines = resumed("mlflow")
-    identity = json.loads((run / trackers.FILE).read_text())["mlflow"]
+    identity = json.loads((run / trackers.FILE).read_text())["mlflow"]["record"]
     client = mlflow.MlflowClient(tracking_uri=(run / "mlflow").absolute().as_uri())
     history = [
         (each.step, each.value) for each in client.get_metric_history(identity, "train/loss")

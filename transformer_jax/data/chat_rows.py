@@ -13,6 +13,7 @@ from transformer_jax.data import packing, rows, store, texts
 from transformer_jax.data.rows import Row, TrainRows, padded
 from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, Rendered, as_messages
+from transformer_jax.data.tokenizers.chat_template import conversational
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
@@ -269,12 +270,12 @@ def prompt_ids(
 ) -> list[Ids]:
     """Returns the ids of prompts.
 
-    With a ChatTokenizer, a prompt is a conversation, followed by the special token after which the
-    assistant replies. Otherwise it is a text, to which `with_start` adds the start token of a
-    document. Raises UserError for messages if the tokenizer is not a ChatTokenizer.
+    With a tokenizer for conversations, a prompt is one, followed by what comes before a reply.
+    Otherwise it is a text, to which `with_start` adds the start token of a document. Raises
+    UserError for messages if the tokenizer has no form for them.
     """
-    if isinstance(tokenizer, ChatTokenizer):
-        return tokenizer.prompts([as_messages(prompt) for prompt in prompts])
+    if chat_tokenizer := conversational(tokenizer):
+        return chat_tokenizer.prompts([as_messages(prompt) for prompt in prompts])
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise UserError(
             "a prompt has messages, but the run in config.init_from has no special tokens for "
@@ -285,7 +286,8 @@ def prompt_ids(
 
 def end_id(tokenizer: Any) -> int:
     """Returns the id that ends a completion of a language model."""
-    return tokenizer.end_id if isinstance(tokenizer, ChatTokenizer) else tokenizer.eos_id
+    chat_tokenizer = conversational(tokenizer)
+    return tokenizer.eos_id if chat_tokenizer is None else chat_tokenizer.end_id
 
 
 def completion_ids(tokenizer: Any, texts: Sequence[str], end: Sequence[int]) -> list[Ids]:

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own, because a template is a program of a stranger.
+"""Renders chat templates in a process of its own, as a template is a stranger's program.
 
 data/tokenizers/chat_template.py starts it and stops it: python -I render_templates.py. It imports
 nothing of the package, reads a JSON object per line of stdin, and writes one per line of stdout.
@@ -100,12 +100,14 @@ def main() -> None:
         pass  # a system without these limits, which the sandbox does not need
     first = json.loads(sys.stdin.readline())
     template, error = None, None
+    # Jinja computes constants when it compiles. Without a handler, the signal ends the process even
+    # within a long operation on texts or numbers.
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         template = environment().from_string(first["template"])
-    except TemplateError as mistake:
+    except Exception as mistake:
         error = _line(mistake)
     for line in sys.stdin:
-        # Without a handler, the signal ends the process even within a long operation on texts.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         variables = first["variables"] | json.loads(line)
         reply = {"error": error} if error else answered(template, variables)

@@ -278,6 +278,11 @@ class Writer(EncoderDecoder):
         # tie_word_embeddings=true for all models: it ties if there is no tensor for the output.
         scaled = hf_config.get("scale_decoder_outputs", hf_config.get("tie_word_embeddings", True))
         says_tied = scaled and hf_config.get("tie_word_embeddings", True)
+        if self.architecture == "T5Model" and not says_tied:
+            raise UserError(
+                f"{folder / 'config.json'}: a T5Model with tie_word_embeddings=false has no output "
+                "projection, so it can't generate; save it as T5EncoderModel, or with its head"
+            )
         tied = says_tied or _OUTPUT not in stored(folder)
         keys = {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
         return super().read_config(hf_config | keys, folder)

@@ -346,7 +346,12 @@ class Headless(Family):
         return configs.experiment(model=dict(config.model), task=task, data=dict(config.data))
 
     def complete(self, task, hf_config, folder):
-        task.tokenizer.prefix, _ = tokenizers.published_frame(folder, task.tokenizer)
+        # The tokens around a text that an encoder reads belong to the model, see `text_frame`.
+        if task.model.kind == "causal":
+            task.tokenizer.prefix, _ = tokenizers.published_frame(folder, task.tokenizer)
+
+    def check(self, config):
+        self.whole.check(self._with_head(config))
 
     def other_keys(self, config, tokenizer):
         return self.whole.other_keys(self._with_head(config), tokenizer)

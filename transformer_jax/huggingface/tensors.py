@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import operator
 import pathlib
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from transformer_jax.config import UserError
-from transformer_jax.storage import buckets
+from transformer_jax.storage import buckets, hub
 
 # ----------------------------------- the keys of config.json, and their equivalents in config.model
 
@@ -410,7 +409,7 @@ class _TorchFile:
         )
 
     def get_tensor(self, name: str) -> np.ndarray:
-        return self._tensors[name].float().numpy()  # NumPy itself has no bfloat16
+        return self._tensors[name].detach().float().numpy()  # NumPy itself has no bfloat16
 
 
 def write(
@@ -450,7 +449,7 @@ def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     """
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     candidates = [(single, index)]
-    if stem == "model" and importlib.util.find_spec("torch"):
+    if stem == "model" and hub.reads_torch_files():
         candidates.append((folder / "pytorch_model.bin", folder / "pytorch_model.bin.index.json"))
     for file, shards in candidates:
         if file.exists():
@@ -461,8 +460,8 @@ def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     if pickled:
         raise UserError(
             f"{folder}: {pickled[0]} is pickled: it can run code and is not read. Save it as "
-            "safetensors with transformers' save_pretrained, or install torch, which reads the "
-            "tensors of a pytorch_model.bin without running code"
+            "safetensors with transformers' save_pretrained, or install torch 2.6 or newer, which "
+            "reads the tensors of a pytorch_model.bin without running code"
         )
     raise UserError(f"{folder}: no {single.name} and no {index.name}")
 

@@ -118,7 +118,7 @@ MOVED = {  # without the name of the package
     "data.tokenizers.loading": "data.tokenizers.training",
     "data.tokenizers.marian": "data.tokenizers.unigram",
     "data.tokenizers.pair": "data.tokenizers.training",
-    "data.tokenizers.published_bpe": "data.tokenizers.bpe",
+    "data.tokenizers.published_bpe": "data.tokenizers.published",
     "data.tokenizers.residues": "data.tokenizers.words",
     "data.tokenizers.sentence_piece": "data.tokenizers.unigram",
     "data.tokenizers.spelled": "data.tokenizers.words",
@@ -362,6 +362,7 @@ RENAMED = {
     "LSTM": "RecurrentLM",
     "Marked": "JoinedPairs",
     "Marks": "SpecialTokens",
+    "PublishedBPE": "Published",
     "Sensory": "SignalEncoder",
 }
 

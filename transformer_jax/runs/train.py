@@ -7,15 +7,18 @@ import os
 import pathlib
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.data import given
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
@@ -25,7 +28,7 @@ from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
-from transformer_jax.training import memory, step, trackers, trainer, warm_start
+from transformer_jax.training import memory, trackers, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
 
@@ -36,6 +39,7 @@ def train(
     profile: tuple[int, int] | None = None,
     *,
     overrides: Overrides = (),
+    data: Mapping[str, Any] | None = None,
     hooks: Iterable[trainer.Hook | tuple[int, Callable]] = (),
     on_log: Callable[[int, dict[str, float]], None] | None = None,
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
@@ -49,6 +53,10 @@ def train(
       workdir: the folder of the run, on a disk or in a bucket.
       profile: the first and the last update to trace.
       overrides: changes to the config as in `config.load`, for example {"train.num_steps": 300}.
+      data: rows instead of files, {"train": rows, "valid": rows}: a list, a DataFrame, a
+        `datasets.Dataset` or any other sequence of texts, of mappings of columns, or of pairs
+        (source, target). They are written to `config.data.cache`. A run resumes only with the same
+        rows.
       hooks: functions to call between updates. With hooks=[(100, function)], function(trainer) is
         called after every 100th update and after the last one; `Trainer` in training/trainer.py
         lists what a hook can read.
@@ -62,7 +70,7 @@ def train(
     continue, Preempted after SIGTERM, and Interrupted after Ctrl-C.
     """
     with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
-        run = resolve(config, workdir, overrides)
+        run = resolve(config, workdir, _with_rows(config, overrides, data))
         config, workdir = run.config, run.workdir
         stop.grace = config.train.grace
         trackers.listed(config.track)
@@ -102,6 +110,19 @@ def train(
             )
 
 
+def _with_rows(config, overrides: Overrides, data: Mapping[str, Any] | None) -> Overrides:
+    """Returns the overrides with the keys of the files to which the rows `data` are written."""
+    if not data:
+        return overrides
+    pairs = [*(overrides.items() if isinstance(overrides, Mapping) else overrides)]
+    values = config if isinstance(config, ConfigDict) else configs.read(config)
+    values = ConfigDict(values)
+    for key, value in pairs:
+        if key in ("data.cache", "data.text_field"):
+            configs.set_key(values, key, value)
+    return [*pairs, *given.keys(data, values).items()]
+
+
 class OwnLoop(NamedTuple):
     """What a training loop of one's own needs.
 
@@ -120,19 +141,25 @@ class OwnLoop(NamedTuple):
     batch_of: Callable[[int], dict]
 
 
-def make_step(config: ConfigDict | str | os.PathLike, *, overrides: Overrides = ()) -> OwnLoop:
+def make_step(
+    config: ConfigDict | str | os.PathLike,
+    *,
+    overrides: Overrides = (),
+    data: Mapping[str, Any] | None = None,
+) -> OwnLoop:
     """Returns (state, step, batch_of) of a config, for a training loop of one's own.
 
-    `config` and `overrides` are those of `train`. It prepares the data and the tokenizer as a run
-    does, in `config.data.cache`, and writes no workdir. Raises UserError for an error in the config
-    or the data.
+    `config`, `overrides` and `data` are those of `train`. It prepares the data and the tokenizer as
+    a run does, in `config.data.cache`, and writes no workdir. Raises UserError for an error in the
+    config or the data.
     """
-    run = resolve(config, None, overrides)
+    # A folder that does not exist stands for a run that has no checkpoint yet.
+    with tempfile.TemporaryDirectory() as folder:
+        run = resolve(config, pathlib.Path(folder) / "run", _with_rows(config, overrides, data))
     task = run.task()
     program = Program.of(run.config, task)
-    state = step.init(task, program.tx, program.state)
-    if run.origin:
-        state = state.replace(params=run.origin.params(run.config, program, state.params))
+    warm_start.check_vectors(task, program, is_new=True)
+    state = trainer.initial_state(run.config, task, program, run.origin)
     train_rows = task.rows().train
 
     def batch_of(number: int) -> dict:

@@ -6,9 +6,11 @@ and reads its own environment variables, such as HF_HOME, HF_TOKEN, HF_ENDPOINT 
 """
 
 import fnmatch
-import importlib.util
 import pathlib
 import re
+from importlib import metadata
+
+from packaging.version import Version
 
 from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
@@ -20,6 +22,9 @@ TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
@@ -35,8 +40,6 @@ TOKENIZER = (
 MODEL = (
     *CONFIG,
     *TOKENIZER,
-    "generation_config.json",
-    "chat_template.jinja",
     "preprocessor_config.json",
     "processor_config.json",
     "model.safetensors",
@@ -68,7 +71,7 @@ def folder(name, files: tuple[str, ...]) -> "pathlib.Path | buckets.Path":
     missing = f"{name}: no such folder, and"
     try:
         copy = snapshot_download(model, revision=revision, allow_patterns=[*files])
-        if _lacks_weights(copy, files) and importlib.util.find_spec("torch"):
+        if _lacks_weights(copy, files) and reads_torch_files():
             patterns = [*files, *_PICKLED]
             copy = snapshot_download(model, revision=revision, allow_patterns=patterns)
     except errors.HFValidationError:  # no name that a model can have
@@ -105,9 +108,21 @@ def folder(name, files: tuple[str, ...]) -> "pathlib.Path | buckets.Path":
         raise UserError(
             f"{name}: no model.safetensors on {hub}; weights in other files are pickled, can run "
             "code and are not read. Save it as safetensors with transformers' save_pretrained, or "
-            "install torch, which reads the tensors of a pytorch_model.bin without running code"
+            "install torch 2.6 or newer, which reads the tensors of a pytorch_model.bin without "
+            "running code"
         )
     return pathlib.Path(copy)
+
+
+def reads_torch_files() -> bool:
+    """Returns whether there is a torch that reads the tensors of a file and executes nothing.
+
+    Before 2.6, its option `weights_only` could be led to execute code (CVE-2025-32434).
+    """
+    try:
+        return Version(metadata.version("torch")) >= Version("2.6")
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def _lacks_weights(folder: str, files: tuple[str, ...]) -> bool:

@@ -1,8 +1,8 @@
 """Trackers of experiments, which receive what a run measures beside metrics.jsonl.
 
 `config.track` names them, as in "tensorboard,wandb". Each is a class of this file, and its package
-is imported only if it is named. A run that resumes goes on in the same record of a tracker: its
-id is in the workdir, in tracking.json. Steps that a tracker has received before are not sent again,
+is imported only if it is named. A run that resumes goes on in the same record of a tracker, which
+tracking.json in the workdir names. Steps that a tracker has received before are not sent again,
 because a resumed run does the updates after its checkpoint a second time, with equal results.
 """
 
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import time
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from transformer_jax.config import UserError
+from transformer_jax.pictures.progress import say
 from transformer_jax.storage.buckets import write_whole
 
 FILE = "tracking.json"
@@ -36,7 +38,6 @@ class Subject(NamedTuple):
       config: the values of its config, by key.
       revision: the commit of the checkout, or None.
       start: the step at which this process began or resumed it.
-      sent: the last step that earlier processes have written, 0 for a new run.
     """
 
     name: str
@@ -44,7 +45,6 @@ class Subject(NamedTuple):
     config: Mapping[str, Any]
     revision: str | None
     start: int
-    sent: int
 
 
 class Tracker:
@@ -68,8 +68,11 @@ class Tracker:
     def flush(self) -> None:
         """Writes what is held back to files."""
 
-    def end(self, scores: Mapping[str, float]) -> None:
-        """Closes the record. `scores` are those of the last evaluation."""
+    def end(self, scores: Mapping[str, float], failed: bool) -> None:
+        """Closes the record. `scores` are those of the last evaluation.
+
+        `failed` says whether an error ended the run, or a signal.
+        """
 
 
 class TensorBoard(Tracker):
@@ -93,7 +96,7 @@ class TensorBoard(Tracker):
     def flush(self):
         self._writer.flush()
 
-    def end(self, scores):
+    def end(self, scores, failed):
         self._writer.close()
 
 
@@ -122,9 +125,9 @@ class WandB(Tracker):
     def picture(self, step, path):
         self._run.log({path.stem: self._wandb.Image(str(path))}, step=step)
 
-    def end(self, scores):
+    def end(self, scores, failed):
         self._run.summary.update(scores)
-        self._run.finish()
+        self._run.finish(exit_code=int(failed))
 
 
 class Trackio(Tracker):
@@ -151,7 +154,7 @@ class Trackio(Tracker):
     def log(self, step, values):
         self._run.log(dict(values), step=step)
 
-    def end(self, scores):
+    def end(self, scores, failed):
         with _quiet():
             self._run.finish()
 
@@ -172,7 +175,10 @@ class MLflow(Tracker):
         if uri is None:
             # Newer releases of MLflow refuse its files unless they are told that they are meant.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            uri = (subject.folder / "mlflow").absolute().as_uri()
+            folder = (subject.folder / "mlflow").absolute()
+            uri = folder.as_uri()
+            if not folder.exists():  # the workdir is in a bucket, from which it is not copied back
+                identity = None
         self._client, self._metric = MlflowClient(tracking_uri=uri), Metric
         self.identity = identity
         if identity is None:
@@ -191,15 +197,16 @@ class MLflow(Tracker):
 
     def log(self, step, values):
         now = int(1000 * time.time())
-        # Its names may not contain every character.
-        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        # Its names have letters, digits and a few other characters.
+        names = {name: re.sub(r"[^\w.\- :/]", "_", name) for name in values}
+        metrics = [self._metric(names[name], x, now, step) for name, x in values.items()]
         self._client.log_batch(self.identity, metrics=metrics)
 
     def picture(self, step, path):
         self._client.log_artifact(self.identity, str(path))
 
-    def end(self, scores):
-        self._client.set_terminated(self.identity)
+    def end(self, scores, failed):
+        self._client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")
 
 
 TRACKERS = {tracker.name: tracker for tracker in Tracker.__subclasses__()}
@@ -211,50 +218,72 @@ def _quiet() -> contextlib.AbstractContextManager:
 
 
 class Trackers:
-    """All trackers of a run."""
+    """All trackers of a run.
+
+    The file tracking.json keeps, for each tracker, its record and the last step that it received of
+    each kind of line: of the training, of evaluations, and of hooks. A tracker that fails is left
+    out from then on, because the run matters more than its record.
+    """
 
     def __init__(self, names: str, subject: Subject):
-        path = subject.folder / FILE
-        identities = json.loads(path.read_text()) if path.exists() else {}
-        self._sent = subject.sent
+        self._path = subject.folder / FILE
+        self._state = json.loads(self._path.read_text()) if self._path.exists() else {}
         self._trackers = {}
         for name in listed(names):
-            self._trackers[name] = _opened(name, subject, identities.get(name))
-        new = {
-            name: tracker.identity for name, tracker in self._trackers.items() if tracker.identity
-        }
-        if new.items() - identities.items():
-            write_whole(path, json.dumps(identities | new) + "\n")
+            kept = self._state.setdefault(name, {"record": None, "sent": {}})
+            self._trackers[name] = _opened(name, subject, kept["record"])
+            kept["record"] = self._trackers[name].identity
+        self._save()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        kind = _kind(values)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        for tracker in self._unsent(step):
-            tracker.log(step, finite)
+        for name, tracker in [*self._trackers.items()]:
+            sent = self._state[name]["sent"]
+            # TensorBoard itself hides the steps that a resumed run does again.
+            if step > sent.get(kind, 0) or isinstance(tracker, TensorBoard):
+                self._call(name, "log", step, finite)
+                sent[kind] = max(step, sent.get(kind, 0))
+        self._save()
 
     def picture(self, step: int, path: pathlib.Path) -> None:
-        for tracker in self._unsent(step) if path.exists() else ():
-            tracker.picture(step, path)
-
-    def _unsent(self, step: int) -> list[Tracker]:
-        """Returns the trackers that have not received this step from an earlier process."""
-        return [
-            tracker
-            for tracker in self._trackers.values()
-            if step > self._sent or isinstance(tracker, TensorBoard)
-        ]
+        for name in [*self._trackers] if path.exists() else ():
+            self._call(name, "picture", step, path)
 
     def flush(self) -> None:
-        for tracker in self._trackers.values():
-            tracker.flush()
+        for name in [*self._trackers]:
+            self._call(name, "flush")
 
-    def end(self, scores: Mapping[str, float]) -> None:
-        for tracker in self._trackers.values():
-            tracker.end(scores)
+    def end(self, scores: Mapping[str, float], failed: bool) -> None:
+        for name in [*self._trackers]:
+            self._call(name, "end", scores, failed)
+
+    def _call(self, name: str, method: str, *arguments) -> None:
+        # The errors of the trackers have many classes: no network, a full disk, a server's answer.
+        try:
+            getattr(self._trackers[name], method)(*arguments)
+        except Exception as error:
+            del self._trackers[name]
+            say(f"warning: {name} fails ({_reason(error)}); the run goes on without it")
+
+    def _save(self) -> None:
+        if any(name != TensorBoard.name for name in self._trackers):
+            write_whole(self._path, json.dumps(self._state) + "\n")
+
+
+def _kind(values: Mapping[str, float]) -> str:
+    """Returns what a line of metrics.jsonl is about."""
+    first = next(iter(values), "").partition("/")[0]
+    return first if first in ("train", "hook") else "scores"
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def listed(names: str) -> list[str]:
     """Returns the names in `config.track`. Raises UserError for an unknown or missing one."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
+    found = [*dict.fromkeys(name.strip() for name in names.split(",") if name.strip())]
     for name in found:
         if name not in TRACKERS:
             raise UserError(
@@ -274,9 +303,10 @@ def _opened(name: str, subject: Subject, identity: str | None) -> Tracker:
     try:
         return TRACKERS[name](subject, identity)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         remedy = "; WANDB_MODE=offline needs neither a login nor a network" * (name == "wandb")
-        raise UserError(f"config.track: {name} can't be opened ({reason}){remedy}") from None
+        raise UserError(
+            f"config.track: {name} can't be opened ({_reason(error)}){remedy}"
+        ) from None
 
 
 def revision() -> str | None:

@@ -33,7 +33,7 @@ from transformer_jax.pictures import progress
 from transformer_jax.pictures.progress import Bar, console, doing, say
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Mirror, appearing, write_whole
-from transformer_jax.training import optimizer, warm_start
+from transformer_jax.training import optimizer, trackers, warm_start
 from transformer_jax.training import step as training_step
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.step import Program
@@ -112,6 +112,22 @@ def run(
     program = program or Program.of(config, task)
     run = Trainer(config, task, workdir, program, hooks, callbacks=callbacks)
     return run.run(profile, origin, recorded)
+
+
+def initial_state(config, task, program: Program, origin: Origin | None) -> Any:
+    """Returns the TrainState before the first update, from earlier runs if the config names any."""
+    state = training_step.init(task, program.tx, program.state)
+    init_from = config.init_from if config.train.pretrained else None
+    if init_from or task.other_runs:
+        if origin is None:
+            raise ValueError(
+                f"config.init_from={init_from}, task.other_runs={task.other_runs}: run needs its "
+                "argument origin, which runs.spec.origin(config, workdir) gives"
+            )
+        state = state.replace(params=origin.params(task.config, program, state.params))
+        if line := warm_start.untrained_tokens(task, program, origin):
+            say(line)
+    return state.replace(params=warm_start.put_vectors(task, state.params))
 
 
 class Trainer:
@@ -253,7 +269,7 @@ class Trainer:
         self.ended = reason
 
     def record(self, values: dict[str, float]) -> None:
-        """Writes values for this step to metrics.jsonl and TensorBoard, as "hook/<name>"."""
+        """Writes values for this step to metrics.jsonl and the trackers, as "hook/<name>"."""
         numbers = {f"hook/{name}": float(value) for name, value in values.items()}
         self._reporter.write(self.step, numbers)
 
@@ -327,20 +343,8 @@ class Trainer:
 
     def _initial(self, origin: Origin | None):
         """Returns (state, totals) before the first update."""
-        config, task, program = self.config, self.task, self.program
         say(f"no checkpoint in {self._checkpoints.folder}: beginning with step 0")
-        state = training_step.init(task, program.tx, program.state)
-        init_from = config.init_from if config.train.pretrained else None
-        if init_from or task.other_runs:
-            if origin is None:
-                raise ValueError(
-                    f"config.init_from={init_from}, task.other_runs={task.other_runs}: run needs "
-                    "its argument origin, which runs.spec.origin(config, workdir) gives"
-                )
-            state = state.replace(params=origin.params(task.config, program, state.params))
-            if line := warm_start.untrained_tokens(task, program, origin):
-                say(line)
-        return state.replace(params=warm_start.put_vectors(task, state.params)), dict(NO_TOTALS)
+        return initial_state(self.config, self.task, self.program, origin), dict(NO_TOTALS)
 
     def _announce(self, recorded) -> None:
         """Prints warnings about intervals and warm-up, and the learning rate if it has changed."""
@@ -1006,7 +1010,7 @@ def _end(config, key: str, updates_per_step: int) -> int:
     return num_updates if value is None else configs.span(value, num_updates)
 
 
-# ------------ the output of a run: the progress line, metrics.jsonl, TensorBoard files, curves.png
+# --------------------- the output of a run: the progress line, metrics.jsonl, trackers, curves.png
 
 _SECONDS_BETWEEN_CURVES = 60  # between two drawings, for each of which the loop waits
 _SECONDS_BETWEEN_SENDS = 60  # between two copies to a bucket, which takes only whole files
@@ -1046,16 +1050,16 @@ class Reporter:
             self._open(start, config)
 
     def _open(self, start: int, config: ConfigDict | None) -> None:
-        self._mirror = Mirror(self.workdir, "metrics.jsonl")
+        self._mirror = Mirror(self.workdir, "metrics.jsonl", trackers.FILE)
         self._sent = time.monotonic()
         self.folder = self._mirror.local
-        self._lines, recorded, last = _reopened(self.folder / "metrics.jsonl", start)
+        self._lines, recorded = _reopened(self.folder / "metrics.jsonl", start)
         for line in recorded:
             if not any(key.startswith(("train/", "hook/")) for key in line):
                 self.evaluations.append({k: v for k, v in line.items() if k != "step"})
                 self.evaluated = self.evaluations[-1] if line["step"] == start else {}
         names, values = (config.track, configs.flat(config)) if config else ("", {})
-        subject = Subject(self.name, self.folder, values, revision(), start, last)
+        subject = Subject(self.name, self.folder, values, revision(), start)
         self._trackers = Trackers(names, subject)
         self._step, self._scores = start, self.evaluated
         self._drawn = time.monotonic()
@@ -1076,7 +1080,7 @@ class Reporter:
             self._lines.close()
             draw_curves(self.folder, self.name)
             self._trackers.picture(self._step, self.folder / "curves.png")
-            self._trackers.end(self._scores)
+            self._trackers.end(self._scores, failed=error[0] is not None)
             self.send()
         self._mirror.close()
 
@@ -1166,21 +1170,18 @@ def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
     return path
 
 
-def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict], int]:
+def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
     """Removes the lines of steps after `start` from the metrics file.
 
-    Returns the file, opened for appending, the remaining lines, parsed, and the last step of all.
+    Returns the file, opened for appending, and the remaining lines, parsed.
     """
-    recorded, last = [], 0
+    recorded = []
     if path.exists():
         for line in path.read_text(errors="replace").splitlines(keepends=True):
             # The last line that a killed run has written may be incomplete.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                if line.endswith("\n"):
-                    values = json.loads(line)
-                    last = max(last, values["step"])
-                    if values["step"] <= start:
-                        recorded.append(values)
+                if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
+                    recorded.append(values)
         # The file is replaced as a whole, so that a kill meanwhile leaves the old one.
         write_whole(path, "".join(json.dumps(values) + "\n" for values in recorded))
-    return path.open("a"), recorded, last
+    return path.open("a"), recorded

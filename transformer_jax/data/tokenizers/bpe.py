@@ -118,24 +118,6 @@ class BPE(LibraryTokenizer):
             settings |= {"add_bos_token": True, "bos_token": start}
         return settings
 
-    def hf_with_delimiters(self, delimiters):
-        library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
-        names = ("<start>", "<delimiter>", "<extract>")
-        # The library numbers added tokens consecutively, so unused tokens fill the gap between the
-        # tokenizer's vocabulary and the delimiter tokens, which are at the end of the model's.
-        unused = [f"<unused {i}>" for i in range(self.vocab_size, delimiters[0])]
-        library.add_special_tokens([*unused, *names])
-        library.post_processor = huggingface.processors.TemplateProcessing(
-            single="<start> $A <extract>",
-            pair="<start> $A <delimiter> $B <extract>",
-            special_tokens=list(zip(names, delimiters)),
-        )
-        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        return {
-            "tokenizer.json": library.to_str().encode(),
-            "tokenizer_config.json": json.dumps(config).encode(),
-        }
-
 
 def _needs_no_merge(piece: str) -> bool:
     """Returns whether a piece is a single character or a special token."""

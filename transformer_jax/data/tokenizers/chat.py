@@ -208,7 +208,7 @@ class ChatTokenizer(Tokenizer):
 
     @property
     def hf_end(self):
-        return [self.eos_id, self.end_id]
+        return self.eos_id if self.end_id == self.eos_id else [self.eos_id, self.end_id]
 
     def hf_files(self):
         *role_tokens, end = self.special_tokens

@@ -1,19 +1,19 @@
 """Conversations in the form of a published chat template, which is a program in the language Jinja.
 
-A template is the work of a stranger. It runs in Jinja's sandbox, in a process of its own
-(data/render_templates.py), which has a gigabyte of memory and 10 s for a conversation, and writes
-no files.
+A template is a program that somebody else wrote. It runs in Jinja's sandbox, in a process of its
+own (data/render_templates.py), which has a gigabyte of memory and 10 s for a conversation, and
+writes no files.
 """
 
 import contextlib
 import json
 import pathlib
-import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from packaging.version import Version
@@ -38,19 +38,23 @@ class ChatTemplate:
     def __init__(self, template: str, variables: Mapping[str, str]):
         self._first = {"template": template, "variables": dict(variables)}
         self._process: subprocess.Popen | None = None
+        self._is_new = True
 
     def render(self, messages: Sequence[Message], **variables) -> Text:
         """Returns a conversation as a text. Raises UserError if the template fails."""
         process = self._running()
+        lines = [json.dumps({"messages": list(messages), **variables})]
+        if self._is_new:
+            lines.insert(0, json.dumps(self._first))
+        self._is_new = False
         # A process that has ended is noticed by its missing reply.
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({"messages": list(messages), **variables}) + "\n")
+            process.stdin.write("".join(f"{line}\n" for line in lines))
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             self._process = None
-            process.communicate()
-            raise UserError("the chat template takes more than 10 s, or too much memory")
+            raise UserError(f"the chat template {_cause(process)}")
         reply = json.loads(line)
         if "error" in reply:
             raise UserError(f"the chat template: {reply['error']}")
@@ -69,11 +73,24 @@ class ChatTemplate:
                 [sys.executable, "-I", str(_PROGRAM)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 text=True,
+                start_new_session=True,  # Ctrl-C is for this program alone
             )
-            self._process.stdin.write(json.dumps(self._first) + "\n")
+            self._is_new = True
         return self._process
+
+
+def _cause(process: subprocess.Popen) -> str:
+    """Returns why the process has ended without a reply."""
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    error = process.stderr.read().strip()
+    code = process.wait()
+    if code == -signal.SIGPROF:
+        return "takes more than 10 s"
+    reason = error.splitlines()[-1] if error else f"exit status {code}"
+    return f"could not be rendered: its process ended ({reason})"
 
 
 class TemplateTokenizer(ChatTokenizer):
@@ -85,7 +102,7 @@ class TemplateTokenizer(ChatTokenizer):
     """
 
     def __init__(self, base: Published):
-        super().__init__(base, special_tokens=())
+        super().__init__(base, (), base.prefix)
         self._template = ChatTemplate(base.chat_template, base.special_pieces)
 
     def __reduce__(self):
@@ -95,12 +112,11 @@ class TemplateTokenizer(ChatTokenizer):
         return [self._rendered(messages) for messages in conversations]
 
     def _rendered(self, messages):
-        hidden = self._hidden([message["content"] for message in messages])
-        safe = _safe(messages, hidden)
+        safe = _safe(list(messages), self.base.placeholders)
         whole = self._template.render(safe)
         spans = whole.spans or self._spans(safe, whole.text)
         ids, owned = [], []
-        for i, start in self._encoded(whole.text, hidden):
+        for i, start in self.base.encode_rendered(whole.text):
             ids.append(i)
             owned.append(any(first <= start < stop for first, stop in spans))
         return Rendered(np.array(ids, np.int32), np.array(owned, bool))
@@ -109,12 +125,10 @@ class TemplateTokenizer(ChatTokenizer):
         return [self.prompt(messages) for messages in conversations]
 
     def prompt(self, messages, *, tools=()):
-        hidden = self._hidden([message["content"] for message in messages])
         variables = {"tools": list(tools)} if tools else {}
-        text = self._template.render(
-            _safe(messages, hidden), add_generation_prompt=True, **variables
-        ).text
-        return [i for i, _ in self._encoded(text, hidden)]
+        safe = _safe({"messages": list(messages), **variables}, self.base.placeholders)
+        text = self._template.render(add_generation_prompt=True, **safe).text
+        return [i for i, _ in self.base.encode_rendered(text)]
 
     def _spans(self, messages: Sequence[Message], whole: str) -> list[tuple[int, int]]:
         """Returns the spans of a text that the assistant writes, by rendering its beginnings.
@@ -139,21 +153,6 @@ class TemplateTokenizer(ChatTokenizer):
             length = written.rfind(end) + len(end) if end in written else len(written)
             spans.append((len(before), len(before) + length))
         return spans
-
-    def _hidden(self, contents: Sequence[str]) -> dict[str, str]:
-        """Returns a placeholder for each special token that is written in a message."""
-        pieces = self.base.special_texts
-        written = [piece for piece in pieces if any(piece in content for content in contents)]
-        return {piece: secrets.token_hex(16) for piece in written}
-
-    def _encoded(self, text: str, hidden: Mapping[str, str]) -> list[tuple[int, int]]:
-        """Returns the ids of a rendered text, each with the character at which it starts."""
-        pieces = {placeholder: piece for piece, placeholder in hidden.items()}
-        encoded = []
-        for i, start, placeholder in self.base.encode_rendered(text, [*pieces]):
-            ids = [i] if placeholder is None else self.base.encode(pieces[placeholder])
-            encoded += [(each, start) for each in ids]
-        return encoded
 
     # The completions of a stored conversation can't be found by its ids, so the store marks them.
 
@@ -182,17 +181,18 @@ def _has_jinja() -> bool:
         return False
 
 
-def _safe(messages: Sequence[Message], placeholders: Mapping[str, str]) -> list[Message]:
-    """Returns the messages with placeholders for the special tokens that are written in them."""
-    # Longer ones first, because one special token may be a part of another.
-    pieces = sorted(placeholders, key=len, reverse=True)
-    safe = []
-    for message in messages:
-        content = message["content"]
-        for piece in pieces:
-            content = content.replace(piece, placeholders[piece])
-        safe.append({**message, "content": content})
-    return safe
+def _safe(value: Any, placeholders: Mapping[str, str]) -> Any:
+    """Returns a value whose texts have placeholders for the special tokens that stand in them."""
+    if isinstance(value, str):
+        # Longer ones first, because one special token may be a part of another.
+        for piece in sorted(placeholders, key=len, reverse=True):
+            value = value.replace(piece, placeholders[piece])
+        return value
+    if isinstance(value, Mapping):
+        return {key: _safe(each, placeholders) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(each, placeholders) for each in value]
+    return value
 
 
 def conversational(tokenizer) -> ChatTokenizer | None:

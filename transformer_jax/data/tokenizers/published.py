@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tokenizers as huggingface
@@ -45,7 +45,11 @@ class Published(LibraryTokenizer):
     def __init__(self, model: bytes):
         super().__init__(model)
         content = json.loads(model)
-        self._library, self._names = content["library"], content["special"]
+        # In today's format, because files of earlier runs may lack a part.
+        self._library = json.loads(_read(json.dumps(content["library"])).to_str())
+        self._names = dict(content["special"])
+        if unknown := _unknown(self._library["model"]):
+            self._names.setdefault("unk", unknown)
         self._settings = content.get("settings", {})
         self._decoder = _without_limits(self._library)
         vocab = self._decoder.get_vocab(with_added_tokens=True)
@@ -138,24 +142,35 @@ class Published(LibraryTokenizer):
     @property
     def special_texts(self) -> list[str]:
         """The special tokens that a chat template can write."""
-        return [token["content"] for token in self._library["added_tokens"]]
+        return [token["content"] for token in self._library["added_tokens"] if token["special"]]
 
-    def encode_rendered(
-        self, text: str, placeholders: Sequence[str] = ()
-    ) -> list[tuple[int, int, str | None]]:
+    @functools.cached_property
+    def placeholders(self) -> dict[str, str]:
+        """A text for each of `special_texts` that occurs nowhere, drawn anew in each process."""
+        return {piece: secrets.token_hex(16) for piece in self.special_texts}
+
+    @functools.cached_property
+    def _with_placeholders(self) -> tuple[huggingface.Tokenizer, dict[int, str]]:
+        """A library with the placeholders as tokens, and the special token of each of their ids."""
+        library = _without_limits(self._library)
+        added = [huggingface.AddedToken(x, normalized=False) for x in self.placeholders.values()]
+        library.add_special_tokens(added)
+        return library, {library.token_to_id(x): piece for piece, x in self.placeholders.items()}
+
+    def encode_rendered(self, text: str) -> list[tuple[int, int]]:
         """Returns the ids of a text whose special tokens are meant, with their first characters.
 
-        A placeholder in the text is returned as it is, as the third entry.
+        A placeholder in the text stands for its special token as ordinary text.
         """
-        library = self._decoder
-        if placeholders:
-            library = _without_limits(json.loads(library.to_str()))
-            library.add_special_tokens(
-                [huggingface.AddedToken(each, normalized=False) for each in placeholders]
-            )
-        names = {library.token_to_id(each): each for each in placeholders}
+        library, pieces = self._decoder, {}
+        if any(placeholder in text for placeholder in self.placeholders.values()):
+            library, pieces = self._with_placeholders
         encoding = library.encode(text, add_special_tokens=False)
-        return [(i, start, names.get(i)) for i, (start, _) in zip(encoding.ids, encoding.offsets)]
+        encoded = []
+        for i, (start, _) in zip(encoding.ids, encoding.offsets):
+            ids = self.encode(pieces[i]) if i in pieces else [i]
+            encoded += [(each, start) for each in ids]
+        return encoded
 
     def _decode(self, ids):
         special = self.special
@@ -190,6 +205,13 @@ class Published(LibraryTokenizer):
         piece = piece.removeprefix(model.get("continuing_subword_prefix") or "")
         piece = piece.removesuffix(model.get("end_of_word_suffix") or "")
         return super().without_boundaries(piece)
+
+    def hf_library(self):
+        return _without_limits(self._library)
+
+    def hf_with(self, pieces, settings):
+        names = {f"{name}_token": piece for name, piece in self._names.items()}
+        return super().hf_with(pieces, self._settings | names | settings)
 
     def hf_files(self):
         names = {f"{name}_token": piece for name, piece in self._names.items()}
@@ -232,11 +254,24 @@ def _hidden(library: dict, special: set[int]) -> dict:
         vocab = [[name(piece, i), score] for i, (piece, score) in enumerate(model["vocab"])]
     else:
         vocab = {name(piece, i): i for piece, i in model["vocab"].items()}
+        if "merges" in model:
+            # A merge of a piece that no text has is none.
+            merges = [
+                [first, second]
+                for first, second in model["merges"]
+                if {first, second, _merged(model, first, second)} <= vocab.keys()
+            ]
+            model = model | {"merges": merges}
     added = [
         token | {"content": name(token["content"], token["id"])}
         for token in library["added_tokens"]
     ]
     return library | {"model": model | {"vocab": vocab}, "added_tokens": added}
+
+
+def _merged(model: dict, first: str, second: str) -> str:
+    """Returns the piece that a merge of byte-pair encoding makes."""
+    return first + second.removeprefix(model.get("continuing_subword_prefix") or "")
 
 
 def _unknown(model: dict) -> str | None:

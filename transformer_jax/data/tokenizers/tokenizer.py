@@ -301,11 +301,33 @@ class LibraryTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
-    def hf_with(self, pieces, settings):
+    def hf_library(self) -> huggingface.Tokenizer:
+        """Returns a copy of the library's tokenizer, to which special tokens may be added."""
         # A copy, because special tokens would make this tokenizer encode them in a text.
-        library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
+        return huggingface.Tokenizer.from_str(self._tokenizer.to_str())
+
+    def hf_with(self, pieces, settings):
+        library = self.hf_library()
         library.add_special_tokens([*pieces])
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+        return {
+            "tokenizer.json": library.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+
+    def hf_with_delimiters(self, delimiters):
+        library = self.hf_library()
+        names = ("<start>", "<delimiter>", "<extract>")
+        # The library numbers added tokens consecutively, so unused tokens fill the gap between the
+        # tokenizer's vocabulary and the delimiter tokens, which are at the end of the model's.
+        unused = [f"<unused {i}>" for i in range(self.vocab_size, delimiters[0])]
+        library.add_special_tokens([*unused, *names])
+        library.post_processor = huggingface.processors.TemplateProcessing(
+            single="<start> $A <extract>",
+            pair="<start> $A <delimiter> $B <extract>",
+            special_tokens=list(zip(names, delimiters)),
+        )
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
         return {
             "tokenizer.json": library.to_str().encode(),
             "tokenizer_config.json": json.dumps(config).encode(),

@@ -150,7 +150,8 @@ def _special_ids(folder: pathlib.Path) -> dict[str, int]:
             value = _content(folder, file).get(f"{name}_token_id")
             # Of several ends, the first ends a document.
             value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int):
+            # -1 stands for none in some files. True is an instance of int.
+            if type(value) is int and 0 <= value < 2**32:
                 ids[name] = value
     return ids
 

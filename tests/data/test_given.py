@@ -1,0 +1,135 @@
+"""Rows that a Python program gives: the same rows in any form, resumed, changed, and mistakes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.conftest import build_config, build_gpt
+from transformer_jax import config as configs
+from transformer_jax import train
+from transformer_jax.config import UserError
+from transformer_jax.data import given
+from transformer_jax.runs import spec
+
+TEXTS = [f"the cat {n % 5} sat on the mat {n}" for n in range(120)]
+
+
+class Records:
+    """A random-access data source, as Grain's protocol has it."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, number):
+        return self._rows[number]
+
+
+class Frame:
+    """What is used of a DataFrame."""
+
+    columns = ["text"]
+
+    def to_dict(self, orient):
+        assert orient == "records"
+        return [{"text": text} for text in TEXTS]
+
+
+FORMS = {
+    "texts": lambda: TEXTS,
+    "mappings": lambda: [{"text": text} for text in TEXTS],
+    "array": lambda: np.array(TEXTS, object),
+    "records": lambda: Records([{"text": text} for text in TEXTS]),
+    "frame": Frame,
+}
+
+
+def build(folder, **keys):
+    config = build_gpt(folder)
+    values = {
+        "data.train_files": "",
+        "data.valid_files": "",
+        "data.split_on": "line",
+        "data.cache": str(folder / "cache"),
+        "train.num_steps": 2,
+        "train.log_every": 1,
+        "train.eval_every": 2,
+        "train.batch": 8,
+        "checkpoint.every": 2,
+    }
+    for key, value in (values | keys).items():
+        configs.set_key(config, key, value)
+    return config
+
+
+def losses(run):
+    return [line["train/loss"] for line in spec.metrics(run) if "train/loss" in line]
+
+
+def test_every_form_of_the_rows_is_the_same_file(tmp_path):
+    config = build(tmp_path)
+    named = [given.keys({"train": make()}, config) for make in FORMS.values()]
+    assert all(each == named[0] for each in named)
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": TEXTS})
+    assert given.keys({"train": frame}, config) == named[0]
+
+
+def test_a_run_on_rows_has_the_losses_of_one_on_a_file(tmp_path):
+    rows = {"train": TEXTS[20:], "valid": TEXTS[:20]}
+    train(build(tmp_path), tmp_path / "rows", data=rows)
+    files = {}
+    for split, texts in rows.items():
+        (tmp_path / f"rows_{split}.txt").write_text("\n".join(texts))
+        files[f"data.{split}_files"] = str(tmp_path / f"rows_{split}.txt")
+    train(build(tmp_path, **files), tmp_path / "files")
+    assert losses(tmp_path / "rows") == losses(tmp_path / "files") != []
+    # It resumes with the same rows in another form, and with no others.
+    longer = build(tmp_path, **{"train.num_steps": 3})
+    again = {split: [{"text": text} for text in texts] for split, texts in rows.items()}
+    train(longer, tmp_path / "rows", data=again)
+    assert len(losses(tmp_path / "rows")) == 3
+    with pytest.raises(UserError, match="not the train this run was trained with"):
+        changed = build(tmp_path, **{"train.num_steps": 4})
+        train(changed, tmp_path / "rows", data=rows | {"train": TEXTS[21:]})
+
+
+def test_pairs_are_the_sides_of_a_translation(tmp_path):
+    config = build_config(tmp_path)
+    configs.set_key(config, "data.cache", str(tmp_path / "cache"))
+    pairs = [("ein Haus", "a house"), ("zwei", "two")]
+    named = given.keys({"train": pairs}, config)
+    sides = [open(named[f"data.train_{side}"]).read() for side in ("source", "target")]
+    assert sides == ["ein Haus\nzwei\n", "a house\ntwo\n"]
+    with pytest.raises(UserError, match="must be a text without a line end"):
+        given.keys({"train": [("a\nb", "c")]}, config)
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"trian": TEXTS}, "data: no split 'trian'; there are train, valid, test"),
+        ({"train": iter(TEXTS)}, "data.'train'.: list_iterator has no numbered rows.*given.write"),
+        ({"train": "one text"}, "str has no numbered rows"),
+        ({"train": []}, "there are no rows"),
+        ({"train": [1, 2]}, "a row is int, neither a text nor a mapping"),
+        ({"train": [{"text": object()}]}, "a row is no JSON .object is neither"),
+    ],
+    ids=range(6),
+)
+def test_other_rows_are_refused_with_the_remedy(data, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(build(tmp_path), tmp_path / "run", data=data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_iterator_is_written_to_a_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert given.write(path, (text for text in TEXTS)) == len(TEXTS)
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == TEXTS
+    with pytest.raises(UserError, match="no rows to write"):
+        given.write(tmp_path / "empty.jsonl", iter(()))
+    assert not (tmp_path / "empty.jsonl").exists()
