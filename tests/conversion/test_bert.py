@@ -106,7 +106,7 @@ def test_configs_of_relatives_without_an_equivalent_are_refused(
     "change, message",
     [
         ({"hidden_act": "relu"}, "hidden_act='relu': only 'gelu'"),
-        ({"architectures": ["BertModel"]}, r"architectures=\['BertModel'\]"),
+        ({"architectures": ["BertLMHeadModel"]}, r"architectures=\['BertLMHeadModel'\]"),
         ({"hidden_size": 20}, "has shape"),
         ({"num_hidden_layers": 3}, "missing from the weights: bert.encoder.layer.2.attention"),
         ({"num_attention_heads": 3}, "num_heads=3"),

@@ -81,7 +81,7 @@ def test_a_name_is_converted_as_its_folder_is(hub, tmp_path):
 
 def test_offline(hub, monkeypatch):
     folder = hubs.folder(NAME, hubs.TOKENIZER)
-    assert fetched(hub) == {"tokenizer_config.json", "vocab.txt"}
+    assert fetched(hub) == {"config.json", "tokenizer_config.json", "vocab.txt"}
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hubs.folder(NAME, hubs.TOKENIZER) == folder
@@ -163,7 +163,7 @@ def test_the_tokenizer_of_a_name(hub):
     read = tokenizers.run_tokenizer(None, config.data, None, 10_000)
     expected = tokenizers.read_published(HERE / "DistilBertForMaskedLM")
     assert read.encode("the cat") == expected.encode("the cat")
-    assert fetched(hub) == {"tokenizer_config.json", "vocab.txt"}
+    assert fetched(hub) == {"config.json", "tokenizer_config.json", "vocab.txt"}
 
 
 def test_a_checkpoint_is_no_run(tmp_path):
