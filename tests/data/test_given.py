@@ -87,14 +87,17 @@ def test_a_run_on_rows_has_the_losses_of_one_on_a_file(tmp_path):
         files[f"data.{split}_files"] = str(tmp_path / f"rows_{split}.txt")
     train(build(tmp_path, **files), tmp_path / "files")
     assert losses(tmp_path / "rows") == losses(tmp_path / "files") != []
-    # It resumes with the same rows in another form, and with no others.
+
+
+def test_a_run_resumes_with_the_same_rows_in_another_form_and_with_no_others(tmp_path):
+    rows = {"train": TEXTS[20:], "valid": TEXTS[:20]}
+    train(build(tmp_path), tmp_path / "rows", data=rows)
     longer = build(tmp_path, **{"train.num_steps": 3})
     again = {split: [{"text": text} for text in texts] for split, texts in rows.items()}
     train(longer, tmp_path / "rows", data=again)
     assert len(losses(tmp_path / "rows")) == 3
     with pytest.raises(UserError, match="not the train this run was trained with"):
-        changed = build(tmp_path, **{"train.num_steps": 4})
-        train(changed, tmp_path / "rows", data=rows | {"train": TEXTS[21:]})
+        train(longer, tmp_path / "rows", data=rows | {"train": TEXTS[21:]})
 
 
 def test_pairs_are_the_sides_of_a_translation(tmp_path):
