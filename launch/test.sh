@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv where needed and runs the tests on the CPU:
 #
-#   launch/test.sh                        the suite: about 12 minutes on 2 cores, fewer with cached programs
+#   launch/test.sh                        the suite: 8 to 12 minutes on 2 cores, fewer with cached programs
 #   launch/test.sh --quick                the tests that a change touches, for about 3 minutes
 #   launch/test.sh --full                 all tests, for an hour or more; names those that lack a package
 #   launch/test.sh --changed              those of --full that a change touches, for about 12 minutes
