@@ -1,6 +1,7 @@
 """Programs without a run: help, signals, streams, config files, dry runs."""
 
 import json
+import pathlib
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 from tests.programs import ENV, call, command, here, refused
 
+ROOT = pathlib.Path(__file__).parent.parent
+
 
 def test_help_lists_the_flags():
     done = call("translate", "--help")
@@ -16,6 +19,26 @@ def test_help_lists_the_flags():
     assert "--n_best" in done.stdout
     assert "--workdir" in done.stdout
     assert "stdin to stdout" in done.stdout
+
+
+def test_no_program_imports_jax_before_its_environment_is_set():
+    # jax sets the variable that mutes XLA itself if it is imported first.
+    package = ROOT / "transformer_jax"
+    programs = [path.stem for path in package.glob("*.py") if "cli.run(" in path.read_text()]
+    assert {"train_gpt", "translate", "dry_run"} < set(programs)
+    script = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(f"transformer_jax.{name}")
+    assert "jax" not in sys.modules, name
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *programs],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_config_file_is_refused(tmp_path):

@@ -61,14 +61,16 @@ def kept(monkeypatch):
     return Kept
 
 
+class Killed(Exception):
+    pass
+
+
+def killed(trainer):
+    raise Killed
+
+
 def test_a_resumed_run_goes_on_in_the_same_record_without_doubled_steps(kept, tmp_path):
     run = tmp_path / "run"
-
-    class Killed(Exception):
-        pass
-
-    def killed(trainer):
-        raise Killed
 
     # Killed after the third update, of which no checkpoint knows.
     with pytest.raises(Killed):
@@ -99,12 +101,6 @@ def test_a_resumed_run_goes_on_in_the_same_record_without_doubled_steps(kept, tm
 
 def test_a_second_crash_before_the_run_has_caught_up_doubles_nothing(kept, tmp_path):
     run = tmp_path / "run"
-
-    class Killed(Exception):
-        pass
-
-    def killed(trainer):
-        raise Killed
 
     for step in (3, 3):
         with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own, as a template is a stranger's program.
+"""Renders chat templates in a process of its own, as a template is a program from elsewhere.
 
 data/tokenizers/chat_template.py starts it and stops it: python -I render_templates.py. It imports
 nothing of the package, reads a JSON object per line of stdin, and writes one per line of stdout.
@@ -97,7 +97,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     except (ImportError, ValueError, OSError):
-        pass  # a system without these limits, which the sandbox does not need
+        pass  # a system without these limits; the sandbox does not depend on them
     first = json.loads(sys.stdin.readline())
     template, error = None, None
     # Jinja computes constants when it compiles. Without a handler, the signal ends the process even

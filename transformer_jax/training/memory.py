@@ -8,10 +8,12 @@ import re
 import traceback
 from collections.abc import Iterator
 
-import jax
 from ml_collections import ConfigDict
 
 from transformer_jax.config import RunError
+
+# JAX is imported where it is used, because the command line, which imports this module, sets
+# environment variables that JAX reads when it is imported.
 
 # --------------------------------------------------------------------------------------------------
 # Recognizing out-of-memory errors, and the parts of the line about them.
@@ -159,6 +161,8 @@ def _check_host(program) -> None:
     Linux overcommits memory: it would grant the request, and kill the process without a message
     when the process writes to the memory.
     """
+    import jax
+
     device = program.mesh.devices.flat[0]
     available = host_memory()
     index = jax.process_index()
@@ -193,6 +197,8 @@ def _state(program) -> dict[str, int]:
 
 
 def _bytes(tree) -> int:
+    import jax
+
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -38,19 +38,11 @@ class ChatTemplate:
     def __init__(self, template: str, variables: Mapping[str, str]):
         self._first = {"template": template, "variables": dict(variables)}
         self._process: subprocess.Popen | None = None
-        self._is_new = True
 
     def render(self, messages: Sequence[Message], **variables) -> Text:
         """Returns a conversation as a text. Raises UserError if the template fails."""
         process = self._running()
-        lines = [json.dumps({"messages": list(messages), **variables})]
-        if self._is_new:
-            lines.insert(0, json.dumps(self._first))
-        self._is_new = False
-        # A process that has ended is noticed by its missing reply.
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write("".join(f"{line}\n" for line in lines))
-            process.stdin.flush()
+        _send(process, {"messages": list(messages), **variables})
         line = process.stdout.readline()
         if not line:
             self._process = None
@@ -77,8 +69,15 @@ class ChatTemplate:
                 text=True,
                 start_new_session=True,  # Ctrl-C is for this program alone
             )
-            self._is_new = True
+            _send(self._process, self._first)
         return self._process
+
+
+def _send(process: subprocess.Popen, content: dict) -> None:
+    # A process that has ended is noticed by its missing reply.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(f"{json.dumps(content)}\n")
+        process.stdin.flush()
 
 
 def _cause(process: subprocess.Popen) -> str:
@@ -184,9 +183,8 @@ def _has_jinja() -> bool:
 def _safe(value: Any, placeholders: Mapping[str, str]) -> Any:
     """Returns a value whose texts have placeholders for the special tokens that stand in them."""
     if isinstance(value, str):
-        # Longer ones first, because one special token may be a part of another.
-        for piece in sorted(placeholders, key=len, reverse=True):
-            value = value.replace(piece, placeholders[piece])
+        for piece, placeholder in placeholders.items():
+            value = value.replace(piece, placeholder)
         return value
     if isinstance(value, Mapping):
         return {key: _safe(each, placeholders) for key, each in value.items()}

@@ -139,15 +139,14 @@ class Published(LibraryTokenizer):
         pieces = {f"{name}_token": piece for name, piece in self._names.items()}
         return {"bos_token": "", "eos_token": self._piece(self.eos_id)} | pieces
 
-    @property
-    def special_texts(self) -> list[str]:
-        """The special tokens that a chat template can write."""
-        return [token["content"] for token in self._library["added_tokens"] if token["special"]]
-
     @functools.cached_property
     def placeholders(self) -> dict[str, str]:
-        """A text for each of `special_texts` that occurs nowhere, drawn anew in each process."""
-        return {piece: secrets.token_hex(16) for piece in self.special_texts}
+        """A text that occurs nowhere for each special token, drawn anew in each process.
+
+        Longer tokens come first, because one special token may be a part of another.
+        """
+        tokens = [token["content"] for token in self._library["added_tokens"] if token["special"]]
+        return {token: secrets.token_hex(16) for token in sorted(tokens, key=len, reverse=True)}
 
     @functools.cached_property
     def _with_placeholders(self) -> tuple[huggingface.Tokenizer, dict[int, str]]:
