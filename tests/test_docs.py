@@ -144,16 +144,25 @@ def test_the_readme_is_one_page():
 
 def test_recurrence_against_attention_is_as_measured():
     """On two cores the LSTM wins at every length, and what no GPU has measured is left empty."""
-    rows = json.loads((ROOT / "benchmarks/results/distance_cpu.json").read_text())["rows"]
-    measured = {}
-    for row in rows:
-        if "length" in row:
-            measured.setdefault(row["length"], []).append(round(row["ours"]))
+
+    def measured(machine: str) -> dict[int, list[float]]:
+        result = json.loads((ROOT / f"benchmarks/results/distance_{machine}.json").read_text())
+        found = {}
+        for row in result["rows"]:
+            if "length" in row:
+                found.setdefault(row["length"], []).append(row["ours"])
+        return found
+
+    cpu, gpu = measured("cpu"), measured("gpu")
     page = (ROOT / "docs/history.md").read_text().partition("## Seconds by length")[2]
     table = {}
     for line in re.findall(r"^\| [\d,]+ \|.*", page.partition("## ")[0], re.MULTILINE):
         length, *cells = (cell.strip().replace(",", "") for cell in line.strip("|").split("|"))
         table[int(length)] = cells
-    assert {length: [*map(int, cells[:2])] for length, cells in table.items()} == measured
-    assert all(lstm < attention for lstm, attention in measured.values())
-    assert all(cells[4:] == ["", ""] and float(cells[2]) < 1 for cells in table.values())
+    assert {length: cells[:2] for length, cells in table.items()} == {
+        length: [f"{ms:.0f}" for ms in both] for length, both in cpu.items()
+    }
+    assert all(lstm < attention for lstm, attention in cpu.values())
+    for length, cells in table.items():
+        assert all(float(bound) < 1 for bound in cells[2:4])
+        assert cells[4:] == ([f"{ms:.2f}" for ms in gpu[length]] if length in gpu else ["", ""])
