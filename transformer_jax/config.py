@@ -1057,8 +1057,8 @@ class Data:
     corpus: Literal["", "grammar", "ambiguity", "python", "pydoc", "functions", "inference"] = ""
     # training pairs, or conversations, drawn from the built-in grammar
     corpus_size: PositiveInt = 30_000
-    # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl files
-    # hold one JSON object per line
+    # files of documents, examples or conversations, or with both sides of sentence pairs: paths (or
+    # gs://..., s3://...) and patterns, separated by commas; the ending tells the format
     train_files: str | None = None
     valid_files: str | None = None  # as train_files, for the evaluations of the run
     test_files: str | None = None  # as train_files, for --set=test
@@ -1074,7 +1074,8 @@ class Data:
     sentences: Literal["line", "punctuation"] = "line"  # what ends a sentence in a document
     # no attention between the documents in a row, and positions that start from 0 in each of them
     mask_documents: bool = False
-    # text files with one sentence per line; line n of the source belongs to line n of the target
+    # text files with one sentence per line, or *.sgm; line n of the source belongs to line n of the
+    # target
     train_source: str | None = None
     train_target: str | None = None  # the translation of train_source
     valid_source: str | None = None  # as train_source, for the evaluations of the run

@@ -40,8 +40,8 @@ TURN = [message("user", "a"), message("assistant", "b")]
     [
         ("{", "not JSON"),
         ('{"prompt": "\\ud83d", "completion": "b"}', "half a character"),
-        ("[]", "not a JSON object with 'messages', or with 'prompt' and 'completion'"),
-        ({"prompt": "a"}, "not a JSON object with 'messages', or with 'prompt' and 'completion'"),
+        ("[]", "no object with 'messages', or with 'prompt' and 'completion'"),
+        ({"prompt": "a"}, "no object with 'messages', or with 'prompt' and 'completion'"),
         ({"prompt": 1, "completion": "b"}, "'prompt' must be a text that is not empty"),
         ({"prompt": "a", "completion": " "}, "'completion' must be a text that is not empty"),
         ({"messages": []}, "'messages' must be a list of at least one message"),

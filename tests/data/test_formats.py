@@ -12,6 +12,7 @@ from pyarrow import ipc, parquet
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import texts, tokenizers
+from transformer_jax.data.sources import chat
 from transformer_jax.data.sources.tables import Table
 from transformer_jax.data.sources.text_files import matching_files
 
@@ -151,3 +152,77 @@ def test_another_column_is_named_by_a_key(tmp_path):
     (tmp_path / "x.csv").write_text('id,words\n1,"one, two\nthree"\n2,four\n')
     settings = data(tmp_path, str(tmp_path / "x.csv"), text_field="words")
     assert [*texts.open_documents(settings, "train")] == ["one, two\nthree", "four"]
+
+
+TURNS = [{"role": "user", "content": 'say "a,b"\nnow'}, {"role": "assistant", "content": "c"}]
+TALKS = [{"messages": TURNS, "prompt": None}, {"messages": None, "prompt": "d", "completion": "e"}]
+RANKINGS = [
+    {"prompt": "", "chosen": "a", "rejected": "b", "label": 0.75, "completions": None},
+    {"prompt": "p\nq", "chosen": None, "completions": ["x", "y", "z"]},
+]
+
+
+def table_bytes(name, rows):
+    """Returns a table of rows that do not all have the same columns."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    rows = [{key: row.get(key) for key in columns} for row in rows]
+    if name.startswith("cells"):  # lists as texts, as in tables that were CSV once
+        rows = [
+            {key: json.dumps(x) if isinstance(x, list) else x for key, x in row.items()}
+            for row in rows
+        ]
+    file = io.BytesIO()
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif name.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(rows)
+        with ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    elif name.endswith(".csv"):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        file.write(text.getvalue().encode())
+    else:
+        named = ({key: x for key, x in row.items() if x is not None} for row in rows)
+        named = [*map(json.dumps, named)]
+        is_list = name.startswith("x.json") and "jsonl" not in name
+        file.write((f"[{','.join(named)}]" if is_list else "\n".join(named)).encode())
+    content = file.getvalue()
+    return compressed(content, "gz") if name.endswith(".gz") else content
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.jsonl", "x.jsonl.gz", "x.json", "x.parquet", "cells.parquet", "x.arrow", "cells.csv"],
+)
+def test_conversations_and_preferences_are_read_from_every_format(name, tmp_path):
+    def opened(read, task, rows):
+        path = tmp_path / f"{task}-{name}" if not name.startswith("x.json") else tmp_path / name
+        path.write_bytes(table_bytes(name, rows))
+        config = configs.experiment(
+            model=dict(name="gpt"), task=dict(name=task), data=dict(train_files=str(path))
+        )
+        return read(config.data, "train")
+
+    conversations = opened(chat.open_conversations, "chat", TALKS)
+    short = [{"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]
+    assert [*conversations] == [TURNS, short]
+    assert [talk for part in conversations.parts() for talk in part] == [TURNS, short]
+
+    def read_all(read, rows):
+        given = [{key: x for key, x in row.items() if x is not None} for row in rows]
+        # An empty cell of CSV may be an empty text, so all rows of a file have the same columns.
+        kinds = [[row] for row in given] if name.endswith(".csv") else [given]
+        return [each for rows in kinds for each in opened(read, "causal_lm", rows)]
+
+    rankings = read_all(chat.open_preferences, RANKINGS)
+    assert [(each.prompt, each.completions, each.label) for each in rankings] == [
+        ("", ("a", "b"), 0.75),
+        ("p\nq", ("x", "y", "z"), 1.0),
+    ]
+    asked = [{"prompt": "a\nb"}, {"messages": TURNS[:1]}]
+    assert read_all(chat.open_prompts, asked) == ["a\nb", TURNS[:1]]
+    with pytest.raises(UserError, match="no key 'prompt'|no object with 'messages'"):
+        list(opened(chat.open_conversations, "chat", [{"other": "a"}]))

@@ -109,21 +109,25 @@ def test_one_file_of_a_pair_is_not_enough(tmp_path, split, side, other):
         ({"train_target": "a", "tfds_name": "x"}, "tfds_name, train_target"),
         ({"tfds_name": "x", "corpus": "grammar"}, "corpus, tfds_name"),
         ({"valid_source": "a", "valid_target": "a"}, "none"),
+        ({"train_source": "a", "train_files": "x.tmx"}, "train_source, train_files"),
     ],
 )
 def test_exactly_one_source_must_be_named(keys, named):
-    with pytest.raises(UserError, match=f"name one source of text.*now: {named}$"):
-        sentence_pairs.open_pairs(data(**keys), "train")
+    with pytest.raises(UserError, match=f"name one source of .*: {named}$"):
+        sentence_pairs.open_pairs(data(**keys), "valid")
 
 
-@pytest.mark.parametrize("key", ["train_files", "valid_files"])
-def test_running_text_is_not_silently_left_out(key):
-    with pytest.raises(
-        UserError,
-        match=f"config.data.{key} names running text; "
-        "sentence pairs are named by config.data.valid_source and valid_target",
-    ):
-        sentence_pairs.open_pairs(data(corpus="grammar", **{key: "a"}), "valid")
+def test_running_text_is_not_silently_left_out(tmp_path):
+    file = write(tmp_path / "a.txt", "one\n")
+    with pytest.raises(UserError, match="a.txt: not a file with both sides of sentence pairs"):
+        sentence_pairs.open_pairs(data(corpus="grammar", valid_files=file), "valid")
+    with pytest.raises(UserError, match="now: corpus, train_files"):
+        sentence_pairs.open_pairs(data(corpus="grammar", train_files=file), "valid")
+    with pytest.raises(UserError, match="config.data.mixture names running text"):
+        sentence_pairs.open_pairs(data(corpus="grammar", mixture=((file, 1),)), "valid")
+    with pytest.raises(UserError, match="valid_files and valid_source: name one source"):
+        named = dict(valid_files=file, valid_source=file)
+        sentence_pairs.open_pairs(data(corpus="grammar", **named), "valid")
 
 
 def test_a_home_that_is_not_there_is_named():

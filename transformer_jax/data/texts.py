@@ -18,7 +18,7 @@ from transformer_jax.data import rows, store
 from transformer_jax.data.rows import Component, EvalRows, Row, TrainRows
 from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
-from transformer_jax.data.sources.tables import EntailedPairs, Table
+from transformer_jax.data.sources.tables import EntailedPairs, Table, is_table
 from transformer_jax.data.sources.text_files import (
     Location,
     Span,
@@ -96,7 +96,7 @@ class TextFiles:
 
     def _boundary(self, file: str):
         """Returns the function that finds a document boundary, or None for an undivided file."""
-        if text_files.is_compressed(file) or _is_table(file):
+        if text_files.is_compressed(file) or is_table(file):
             return None
         if file.endswith(".jsonl") or self.split_on == "line":
             return text_files.next_line
@@ -116,7 +116,7 @@ class TextSpans:
 
     def __iter__(self) -> Iterator[str]:
         for span in self.spans:
-            if _is_table(span.file):
+            if is_table(span.file):
                 records = Table((span.file,), (self.field,))
                 yield from (text for (text,) in (each.values for each in records) if text)
             elif text_files.uncompressed_name(span.file).endswith(".jsonl"):
@@ -151,10 +151,6 @@ class TextSpans:
                 )
             if text:
                 yield text
-
-
-def _is_table(file: str) -> bool:
-    return text_files.uncompressed_name(file).endswith((".csv", ".parquet", ".arrow"))
 
 
 def _has_text(line: str) -> bool:

@@ -1,11 +1,11 @@
-"""Conversations, prompts and preferences between completions, from JSON lines or built in."""
+"""Conversations, prompts and preferences between completions, from files or built in."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import text_files
-from transformer_jax.data.sources.tables import split_files
+from transformer_jax.data.sources.tables import is_table, objects, split_files
 from transformer_jax.data.sources.text_files import (
     Location,
     Span,
@@ -17,10 +17,11 @@ from transformer_jax.data.sources.text_files import (
 from transformer_jax.data.tokenizers.chat import ROLES, Message, Prompt
 
 # --------------------------------------------------------------------------------------------------
-# Conversations: JSON lines of messages, JSON lines of prompts and completions, and built-in ones.
+# Conversations: files of messages, files of prompts and completions, and built-in ones.
 #
 # A line is {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]},
 # or {"prompt": ..., "completion": ...}, which are one message of the user and one of the assistant.
+# A table has columns of these names. Where a cell is a text, as in CSV, lists are JSON in it.
 # Each split is an object that can be iterated over repeatedly, because a tokenizer may be trained
 # on it first, and has a fingerprint, by which caches notice another text.
 
@@ -35,7 +36,7 @@ _SYSTEM = "You translate between English and German."
 
 @dataclasses.dataclass(frozen=True)
 class Conversations:
-    """The conversations in spans of JSON lines files. Blank lines are skipped.
+    """The conversations in spans of files: JSON lines, or tables. Blank lines are skipped.
 
     Iterating raises UserError for a line that is not a conversation.
     """
@@ -50,19 +51,46 @@ class Conversations:
         return [Conversations(spans) for spans in text_files.document_parts(files, _boundary)]
 
     def __iter__(self) -> Iterator[Sequence[Message]]:
-        for span in self.spans:
-            for index, line in enumerate(text_lines(span)):
-                if line.strip():
-                    location = Location(span, index)
-                    yield _conversation(from_json(line, location), location)
+        return (
+            _conversation(value, where) for span in self.spans for where, value in _values(span)
+        )
 
 
 def _boundary(file: str):
     # Every line end is a boundary, because a conversation is one line.
-    return text_files.next_line
+    return None if _is_whole(file) else text_files.next_line
 
 
-def _conversation(value, location: Location) -> list[Message]:
+def _is_whole(file: str) -> bool:
+    """Returns whether a file is read as a whole: a table, one list of JSON, or compressed."""
+    name = text_files.uncompressed_name(file)
+    return text_files.is_compressed(file) or is_table(file) or name.endswith(".json")
+
+
+# Keys whose values are no texts. In CSV, and in many a table, they are JSON within a text.
+_NO_TEXTS = ("messages", "completions", "label")
+
+
+def _values(span: Span) -> Iterator[tuple[str | Location, object]]:
+    """Yields (location, value) for each line of JSON lines, or each row of a table."""
+    if _is_whole(span.file):
+        for where, value in objects(span.file):
+            yield where, _unpacked(value, where) if is_table(span.file) else value
+        return
+    for index, line in enumerate(text_lines(span)):
+        if line.strip():
+            location = Location(span, index)
+            yield location, from_json(line, location)
+
+
+def _unpacked(row: dict, where: str) -> dict:
+    packed = {key: row[key] for key in _NO_TEXTS if isinstance(row.get(key), str)}
+    rest = {key: value for key, value in row.items() if key not in packed}
+    # An empty cell is none, because a table has the columns of all its rows.
+    return rest | {key: from_json(x, f"{where}: {key!r}") for key, x in packed.items() if x}
+
+
+def _conversation(value, location: str | Location) -> list[Message]:
     """Returns the messages of a JSON value. Raises UserError if it is not a conversation."""
     match value:
         case {"messages": messages}:
@@ -76,7 +104,7 @@ def _conversation(value, location: Location) -> list[Message]:
             ]
         case _:
             raise UserError(
-                f"{location}: not a JSON object with 'messages', or with 'prompt' and 'completion'"
+                f"{location}: no object with 'messages', or with 'prompt' and 'completion'"
             )
     # Refused here, where the line is known: all of its weights would be 0.
     if not any(message["role"] == "assistant" for message in messages):
@@ -185,13 +213,14 @@ def open_conversations(data, split: str) -> Conversations | GrammarConversations
         )
     if split == "train":
         raise UserError(
-            "config.data.train_files is missing: the training conversations, as JSON lines"
+            "config.data.train_files is missing: the training conversations, as JSON lines or "
+            "tables"
         )
     return None
 
 
 # --------------------------------------------------------------------------------------------------
-# Prompts: JSON lines, text files with one prompt per line, or the built-in questions.
+# Prompts: JSON lines, tables, text files with one prompt per line, or the built-in questions.
 #
 # A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are
 # ignored, so that files of preferences or conversations with completions can serve as prompts, too.
@@ -208,12 +237,11 @@ class Prompts:
 
     def __iter__(self) -> Iterator[Prompt]:
         for path in self.paths:
-            for number, line in enumerate(text_lines(path), 1):
-                if line.strip():
-                    # By the name of the file, because a prompt in a text file may itself look like
-                    # JSON.
-                    is_json = path.endswith(".jsonl")
-                    yield _prompt(line, f"{path}:{number}") if is_json else line
+            # By the name of the file, because a prompt in a text file may itself look like JSON.
+            if is_table(path) or text_files.uncompressed_name(path).endswith((".jsonl", ".json")):
+                yield from (_prompt(value, str(where)) for where, value in _values(Span(path)))
+            else:
+                yield from filter(str.strip, text_lines(path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,9 +271,8 @@ def open_prompts(data, split: str) -> Prompts | Questions | None:
     return paths and Prompts(paths)
 
 
-def _prompt(line: str, where: str) -> Prompt:
-    """Returns the prompt of a line. Raises UserError if it has none."""
-    value = from_json(line, where)
+def _prompt(value, where: str) -> Prompt:
+    """Returns the prompt of a JSON value. Raises UserError if it has none."""
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
@@ -254,9 +281,9 @@ def _prompt(line: str, where: str) -> Prompt:
 
 
 # --------------------------------------------------------------------------------------------------
-# Preferences between completions of a prompt, as JSON lines. The completions of a ranking stay
-# together, because a reward model overfits if their pairs are shuffled among all others (Ouyang et
-# al. 2022, section 3.5).
+# Preferences between completions of a prompt, as JSON lines or tables. The completions of a ranking
+# stay together, because a reward model overfits if their pairs are shuffled among all others
+# (Ouyang et al. 2022, section 3.5).
 #
 # A line is a pair, {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
 # "completions": [best, ..., worst]}. The "label" of a pair, 1 by default, is the probability that
@@ -294,10 +321,7 @@ class Preferences:
 
     def __iter__(self) -> Iterator[Ranking]:
         for path in self.paths:
-            for number, line in enumerate(text_lines(path), 1):
-                if line.strip():
-                    where = f"{path}:{number}"
-                    yield _ranking(from_json(line, where), where)
+            yield from (_ranking(value, str(where)) for where, value in _values(Span(path)))
 
 
 def open_preferences(data, split: str) -> Preferences | None:

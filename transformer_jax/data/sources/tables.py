@@ -167,8 +167,40 @@ _TYPED = (".parquet", ".arrow")  # whose columns have types
 _ROWS = 1000  # of them that are read at once
 
 
-def _typed_values(path: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
-    """Yields (location, {column: value}) for each row of a Parquet or Arrow file."""
+def objects(path: str) -> Iterator[tuple[str, object]]:
+    """Yields (location, value) for each row of a table with names, by the ending of its file.
+
+    A value is {column: value} for *.csv, *.parquet and *.arrow files, without columns that are null
+    in this row, and any JSON value for JSON lines and *.json files. Raises UserError for a row that
+    is not as expected.
+    """
+    name = text_files.uncompressed_name(path)
+    if name.endswith(_TYPED):
+        for where, row in _typed_values(path):
+            yield where, {column: value for column, value in row.items() if value is not None}
+    elif name.endswith(".csv"):
+        rows = ((f"{path}:{number}", row) for number, row in _table_rows(path))
+        _, header = next(rows, ("", []))
+        for where, row in rows:
+            if row == [""]:
+                continue
+            if len(row) != len(header):
+                raise _wrong_width(where, row, header, len(header) - 1)
+            yield where, dict(zip(header, row))
+    else:
+        yield from _json_values(path)
+
+
+def is_table(path: str) -> bool:
+    """Returns whether a file has columns with names, and is read as a whole."""
+    return text_files.uncompressed_name(path).endswith((".csv", *_TYPED))
+
+
+def _typed_values(path: str, columns: tuple[str, ...] | None = None) -> Iterator[tuple[str, dict]]:
+    """Yields (location, {column: value}) for each row of a Parquet or Arrow file.
+
+    `columns` are those to read; None: all.
+    """
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -176,8 +208,8 @@ def _typed_values(path: str, columns: tuple[str, ...]) -> Iterator[tuple[str, di
         with buckets.open_at(path, 0) as file:
             if path.endswith(".parquet"):
                 table = parquet.ParquetFile(file)
-                names = table.schema_arrow.names
-                _check_columns(path, columns, names)
+                columns = columns or tuple(table.schema_arrow.names)
+                _check_columns(path, columns, table.schema_arrow.names)
                 batches = table.iter_batches(_ROWS, columns=[*columns])
             else:
                 # The files of Hugging Face's datasets are streams, and those of others may be.
@@ -187,6 +219,7 @@ def _typed_values(path: str, columns: tuple[str, ...]) -> Iterator[tuple[str, di
                 except pyarrow.ArrowInvalid:
                     file.seek(0)
                     batches = opened = ipc.open_stream(file)
+                columns = columns or tuple(opened.schema.names)
                 _check_columns(path, columns, opened.schema.names)
             number = 0
             for batch in batches:

@@ -77,7 +77,7 @@ def is_compressed(file: str) -> bool:
     return uncompressed_name(file) != file
 
 
-def _opened(span: Span) -> contextlib.AbstractContextManager:
+def opened(span: Span) -> contextlib.AbstractContextManager:
     """Opens a file at the start of a span. A compressed file is decompressed as it is read."""
     if span.file == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
@@ -101,7 +101,7 @@ def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
     """
     span = Span(text) if isinstance(text, str) else text
     stop = None if is_compressed(span.file) else span.stop
-    with _opened(span) as file:
+    with opened(span) as file:
         offset = span.start
         for index, raw in enumerate(_readable(file, span.file)):
             # A span ends at a line end, so it is enough to compare before each line.
