@@ -1,13 +1,16 @@
 """Rows that a Python program gives: the same rows in any form, resumed, changed, and mistakes."""
 
+import csv
 import json
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tests.conftest import build_config, build_gpt
 from transformer_jax import config as configs
-from transformer_jax import train
+from transformer_jax import open_run, train
 from transformer_jax.config import UserError
 from transformer_jax.data import given
 from transformer_jax.runs import spec
@@ -136,3 +139,73 @@ def test_an_iterator_is_written_to_a_file(tmp_path):
     with pytest.raises(UserError, match="no rows to write"):
         given.write(tmp_path / "empty.jsonl", iter(()))
     assert not (tmp_path / "empty.jsonl").exists()
+
+
+MANY = [f'row {n}, "quoted", naïve 😀 {"word " * (n % 9)}the cat {n % 7}' for n in range(10_000)]
+
+
+def in_file(kind):
+    """Returns a function of a folder and texts that gives the keys of a file of this kind."""
+
+    def keys(folder, texts):
+        table = [{"number": number, "text": text} for number, text in enumerate(texts)]
+        path = folder / f"rows.{kind}"
+        if kind == "txt":
+            path.write_text("\n".join(texts))
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in table))
+        elif kind == "csv":
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, ["number", "text"])
+                writer.writeheader()
+                writer.writerows(table)
+        elif kind == "parquet":
+            parquet.write_table(pyarrow.Table.from_pylist(table), path)
+        else:
+            datasets = pytest.importorskip("datasets")
+            datasets.Dataset.from_list(table).save_to_disk(path)
+        return {"data.train_files": str(path), "data.valid_files": str(path)}, None
+
+    return keys
+
+
+def in_memory(make):
+    return lambda folder, texts: ({}, dict.fromkeys(("train", "valid"), make(texts)))
+
+
+def as_frame(texts):
+    return pytest.importorskip("pandas").DataFrame({"text": texts})
+
+
+def as_dataset(texts):
+    return pytest.importorskip("datasets").Dataset.from_dict({"text": texts})
+
+
+EVERYWHERE = {
+    **{kind: in_file(kind) for kind in ("txt", "csv", "jsonl", "parquet", "folder")},
+    "list": in_memory(list),
+    "DataFrame": in_memory(as_frame),
+    "Dataset": in_memory(as_dataset),
+}
+
+
+@pytest.fixture(scope="module")
+def from_text(tmp_path_factory):
+    return trained_on(tmp_path_factory.mktemp("text"), EVERYWHERE["txt"])
+
+
+def trained_on(folder, make):
+    """Returns the stored tokens and the losses of a run on the 10,000 rows."""
+    keys, rows = make(folder, MANY)
+    train(build(folder, **keys), folder / "run", data=rows)
+    task = open_run(folder / "run")[0]
+    stored = task.rows().train.phases[0].components[0].store
+    return stored.read([(0, stored.meta["tokens"])])[0].tobytes(), losses(folder / "run")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_ten_thousand_rows_give_the_same_store_and_losses(name, from_text, tmp_path):
+    tokens, first_losses = trained_on(tmp_path, EVERYWHERE[name])
+    assert len(tokens) > 100_000 and tokens == from_text[0]
+    assert first_losses == from_text[1] != []
