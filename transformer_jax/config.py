@@ -1825,6 +1825,15 @@ def experiment(**delta: Any) -> ConfigDict:
     `model` and `task` need at least a name: `experiment(model={"name": "encoder_decoder"},
     task={"name": "translation"}, train={"batch": 96})`. A name may be the path of a Python file,
     which is then executed. Raises UserError for an unknown key or a value of the wrong type.
+
+    Examples:
+      >>> settings = config.experiment(
+      ...     model=dict(name="gpt", num_layers=2),
+      ...     task=dict(name="causal_lm", length=128),
+      ...     data=dict(corpus="python", tokenizer="byte_bpe"),
+      ... )
+      >>> settings.model.num_layers
+      2
     """
     return _experiment(with_files(delta))
 
@@ -1921,6 +1930,11 @@ def load(
 
     Overrides are a mapping such as {"train.batch": 32}, or pairs with strings as on a command line,
     such as ("train.batch", "32"). Raises UserError for an error in the file, a key or a value.
+
+    Examples:
+      >>> settings = config.load("gpt/quickstart", {"train.num_steps": 300})
+      >>> settings.train.num_steps
+      300
     """
     files, others = split_files(dict(overrides).items())
     with replacing_names(files):

@@ -100,7 +100,14 @@ def from_hf(folder, target, overrides=()) -> None:
 
 
 def opened(folder, overrides=()) -> tuple:
-    """Returns the task and the parameters of a checkpoint, as `read`, on the first local device."""
+    """Returns the task and the parameters of a checkpoint, as `read`, on the first local device.
+
+    Examples:
+      >>> task, params = transformer_jax.from_hf("bert-folder")  # or a name on the Hub
+      >>> [vector] = task.embed(params, ["the cat sat"])
+      >>> vector.shape
+      (32,)
+    """
     import jax
 
     task, params = read(folder, overrides)
@@ -195,6 +202,12 @@ def write(task, params, target, architecture=None) -> bool:
     `architecture` is the class of transformers; None means the first that fits the task. Returns
     whether a tokenizer was written, if the task has one: transformers lacks some kinds. Raises
     UserError for a task without an equivalent there.
+
+    Examples:
+      >>> task, params = transformer_jax.open_run("runs/bert")
+      >>> is_whole = transformer_jax.to_hf(task, params, "bert-folder")
+      >>> sorted(path.name for path in pathlib.Path("bert-folder").iterdir())[:2]
+      ['config.json', 'model.safetensors']
     """
     import jax
 

@@ -47,6 +47,11 @@ def write(path: str | os.PathLike, rows: Iterable, text_field: str = "text") -> 
 
     Such a file is what `train` reads by `config.data.train_files`. Rows are texts or mappings. The
     file appears as a whole or not at all. Raises UserError for other rows, or if there is none.
+
+    Examples:
+      >>> from transformer_jax.data import given
+      >>> given.write("rows.jsonl", (f"text {number}" for number in range(3)))
+      3
     """
     path, count = pathlib.Path(path), 0
     with buckets.writing(path), buckets.appearing(path) as temporary:

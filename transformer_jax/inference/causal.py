@@ -254,6 +254,12 @@ class CausalUse:
         A text depends only on its prompt, the index of its prompt, and `seed`. The other texts of
         its batch change its logits by rounding errors, which never decide a token in float32 and
         rarely do in bfloat16.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/gpt")
+          >>> [continuation] = task.generate(params, ["The cat"], max_tokens=5, temperature=0.8)
+          >>> len(continuation.text)
+          5
         """
         how = sampling_from(how, sampling)
         request = Request(max_tokens, how, _strings(stop), seed, watch, window)
@@ -351,6 +357,12 @@ class CausalUse:
         `max_tokens` tokens (default: 100, or less if the window has less room).
 
         Raises UserError for a prompt that exceeds the window together with `max_tokens`.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/gpt")
+          >>> [best] = task.generate_beam(params, ["The cat"], beam=3, n_best=2, max_tokens=5)
+          >>> best[0].score >= best[1].score
+          True
         """
         decode = self.config.decode
         search = checked_search(
@@ -375,6 +387,12 @@ class CausalUse:
         The probabilities are the model's own, from which `generate` samples at temperature 1. They
         are over the tokens of the tokenizer. Of a prompt longer than `config.model.max_length`, the
         last tokens are read. Raises UserError if there are fewer than `top_k` tokens.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/gpt")
+          >>> [tokens] = task.next_tokens(params, ["The ca"], top_k=3)
+          >>> tokens[0].probability > tokens[1].probability
+          True
         """
         model = self.limited_model
         if not 1 <= top_k <= model.num_outputs:
@@ -408,6 +426,12 @@ class CausalUse:
         With an empty context, the continuation starts a document. The context of a text that is too
         long for the model is cut on the left. The probabilities are over the whole vocabulary, as
         in the training loss and in other libraries, also where it is larger than the tokenizer.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/gpt")
+          >>> right, wrong = task.log_likelihoods(params, [("The c", "at"), ("The c", "xq")])
+          >>> right.log_prob > wrong.log_prob
+          True
         """
         return self._scorer(params, self.model).texts(params, pairs)
 

@@ -50,6 +50,12 @@ class StatesUse(abc.ABC):
         "truncate" cuts it, "skip" gives no tokens (N = 0), and "refuse" raises UserError. A warning
         at the end lists the numbers of these texts. Raises UserError for a layer that does not
         exist, and for layers of different widths.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/bert")
+          >>> [(tokens, states)] = task.features(params, ["the cat"], layers=(0, -1))
+          >>> tokens, states.shape
+          (['[CLS]', 'the', 'cat', '[SEP]'], (2, 4, 32))
         """
         return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
 
@@ -68,6 +74,12 @@ class StatesUse(abc.ABC):
         sentence-transformers. "cls" is the state of [CLS], and "last" that of the last token.
         `normalize` divides each vector by its length. A text that `long="skip"` leaves out has a
         vector of zeros. Raises UserError for another pooling.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/bert")
+          >>> vectors = list(task.embed(params, ["the cat sat", "a dog ran"], normalize=True))
+          >>> vectors[0].shape
+          (32,)
         """
         if pooling not in POOLINGS:
             raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
@@ -144,5 +156,11 @@ class EncoderUse(EncoderStates):
         `config.model.max_length`: "split" reads it sentence by sentence, and a sentence that is
         still too long in parts; "skip" fills nothing; "refuse" raises UserError. A warning at the
         end lists the numbers of these texts. Raises UserError for any other text without [MASK].
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/bert")
+          >>> [[words]] = task.fill(params, ["the [MASK] sat on the mat"], top_k=3)
+          >>> len(words), words[0].probability > words[1].probability
+          (3, True)
         """
         return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)

@@ -215,6 +215,12 @@ class SequenceToSequenceUse(StatesUse):
         UserError. A warning at the end lists the numbers of these lines.
 
         Raises UserError if `n_best` exceeds the number of beams.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/translation")
+          >>> [best] = task.translate(params, ["the house is small"], n_best=2)
+          >>> isinstance(best[0].text, str), best[0].score >= best[1].score
+          (True, True)
         """
         return self.translator(params, arguments.as_texts(lines), n_best, long or "split")
 

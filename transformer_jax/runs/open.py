@@ -48,6 +48,14 @@ def open_run(
 
     Raises UserError if there is no run or no such checkpoint, if the tokenizer has changed, or if
     such a file is not named or has changed.
+
+    Examples:
+      >>> task, params = transformer_jax.open_run("runs/gpt")  # the best checkpoint
+      >>> task, params = transformer_jax.open_run("runs/gpt", "latest")
+      >>> task.config.model.num_layers
+      1
+      >>> sorted(task.evaluate(params, "valid"))[:2]
+      ['accuracy', 'bits_per_byte']
     """
     workdir = buckets.folder_of_run(workdir)
     files, overrides = configs.split_files(dict(overrides).items())
@@ -118,6 +126,12 @@ def load(workdir, step: str | int = "best", **files):
     and .target. The model of a fine-tuned run does not contain the new head, and a fine-tuned BERT
     has none of its pre-training heads either, so use `method="hidden"` there. `files` are the
     arguments `model_file`, `task_file` and `source_file` of `open_run`.
+
+    Examples:
+      >>> model, params, tokenizer = transformer_jax.load("runs/gpt")
+      >>> tokens = jnp.array([tokenizer.encode("The cat")])
+      >>> model.apply({"params": params}, tokens).shape[:2]  # one row of 7 characters
+      (1, 7)
     """
     task, params = open_run(workdir, step, **files)
     return task.model, params, task.tokenizer

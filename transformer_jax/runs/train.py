@@ -68,6 +68,22 @@ def train(
     Returns the scores of the last evaluation, such as {"valid/loss": ...}, as plain floats. Raises
     UserError for an error in the config, the data or the workdir, RunError if the run can't
     continue, Preempted after SIGTERM, and Interrupted after Ctrl-C.
+
+    Examples:
+      >>> texts = [f"The cat saw {n} dogs." for n in range(1000)]
+      >>> scores = transformer_jax.train(
+      ...     "gpt/quickstart",
+      ...     "runs/gpt",
+      ...     overrides={
+      ...         "data.corpus": "",
+      ...         "data.tokenizer": "characters",
+      ...         "model.num_layers": 1,
+      ...         "train.num_steps": 20,
+      ...     },
+      ...     data={"train": texts[:900], "valid": texts[900:]},
+      ... )
+      >>> scores["valid/loss"] < 3
+      True
     """
     with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, _with_rows(config, overrides, data))
@@ -152,6 +168,14 @@ def make_step(
     `config`, `overrides` and `data` are those of `train`. It prepares the data and the tokenizer as
     a run does, in `config.data.cache`, and writes no workdir. Raises UserError for an error in the
     config or the data.
+
+    Examples:
+      >>> task, _ = transformer_jax.open_run("runs/gpt")
+      >>> state, step, batch_of = transformer_jax.make_step(task.config)
+      >>> for number in range(3):
+      ...     state = step(state, batch_of(number))
+      >>> int(state.step)
+      3
     """
     # A folder that does not exist stands for a run that has no checkpoint yet.
     with tempfile.TemporaryDirectory() as folder:
