@@ -88,6 +88,9 @@ EXTRAS = {
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 
+# Empty until the repository has an address (docs/address.py).
+ADDRESS = re.search(r'^repo_url: "(.*)"$', (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)[1]
+
 setup(
     name="transformer_jax",
     version=re.search(r'^__version__ = "(.+)"', INIT.read_text("utf-8"), re.MULTILINE)[1],
@@ -95,6 +98,8 @@ setup(
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     author="The transformer_jax developers",
+    url=ADDRESS or None,
+    project_urls={"Source": ADDRESS, "Issues": f"{ADDRESS}/issues"} if ADDRESS else {},
     license="Apache-2.0",
     license_files=["LICENSE"],
     # Folders of tasks and sources in a family need no __init__.py.

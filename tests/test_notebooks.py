@@ -8,6 +8,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
+import shutil
 
 import nbformat
 import pytest
@@ -67,29 +69,59 @@ def shell():
 
 
 @pytest.mark.parametrize(
-    "repository, answers, source",
+    "repository, installed, source",
     [
-        ("", ["https://host/us.git "], "git+https://host/us.git"),
-        ("https://host/us.git", [], "git+https://host/us.git"),
-        (None, [], f"file://{ROOT}"),  # inside a checkout
+        ("https://host/us.git", (), "[] @ git+https://host/us.git"),
+        ("https://host/us.git", ("jax", "libtpu"), " @ git+https://host/us.git"),
+        ("https://host/us.git", ("libtpu",), "[tpu] @ git+https://host/us.git"),
+        (None, (), f"[] @ file://{ROOT}"),  # inside a checkout
     ],
 )
 def test_the_first_cell_installs_a_missing_package(
-    repository, answers, source, shell, tmp_path, monkeypatch
+    repository, installed, source, shell, tmp_path, monkeypatch
 ):
-    """It installs from the given address, or an address that it asks for, or the checkout."""
+    """It installs from the address, or the checkout, and leaves a JAX that is there."""
     first, *others = [nbformat.read(path, as_version=4).cells[1].source for path in NOTEBOOKS]
-    assert all(other == first for other in others)
+    assert all(other == first for other in others) and "input(" not in first
     monkeypatch.chdir(ROOT / "notebooks" if repository is None else tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    answers = iter(answers)
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
     shell.pip.clear()
-    cell = first.replace('REPOSITORY = ""', f'REPOSITORY = "{repository or ""}"')
+    cell = re.sub(r'REPOSITORY = ".*"', f'REPOSITORY = "{repository or ""}"', first)
     shell.run_cell(cell).raise_error()
-    assert shell.pip == [f'install --quiet "transformer_jax[] @ {source}"']
-    assert not [*answers]
+    assert shell.pip == [f'install --quiet "transformer_jax{source}"']
+
+
+def test_without_an_address_the_first_cell_says_what_to_do(shell, tmp_path, monkeypatch):
+    first = nbformat.read(NOTEBOOKS[0], as_version=4).cells[1].source
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    shell.pip.clear()
+    result = shell.run_cell(re.sub(r'REPOSITORY = ".*"', 'REPOSITORY = ""', first))
+    assert isinstance(result.error_in_exec, SystemExit) and "Set REPOSITORY" in str(
+        result.error_in_exec
+    )
+    assert not shell.pip
+
+
+def test_one_command_writes_the_address_everywhere(tmp_path):
+    spec = importlib.util.spec_from_file_location("address", ROOT / "docs" / "address.py")
+    address = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(address)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    committed = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    address.write(address.address(), tmp_path)
+    assert all(path.read_bytes() == content for path, content in committed.items())
+    address.write("https://github.com/us/ours.git", tmp_path)
+    assert address.address(tmp_path) == "https://github.com/us/ours.git"
+    for path in (tmp_path / "notebooks").glob("*.ipynb"):
+        title, install, *_ = nbformat.read(path, as_version=4).cells
+        badge = f"https://colab.research.google.com/github/us/ours/blob/main/notebooks/{path.name}"
+        assert title.source.splitlines()[1].endswith(f"({badge})")
+        assert 'REPOSITORY = "https://github.com/us/ours.git"' in install.source
+    address.write(address.address(), tmp_path)
+    assert all(path.read_bytes() == content for path, content in committed.items())
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
