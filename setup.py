@@ -59,6 +59,7 @@ EXTRAS = {
     "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "chat": ["jinja2>=3.1.6,<4"],  # published chat templates; older releases leave the sandbox open
+    "parquet": ["pyarrow>=15"],  # comes with tensorflow-datasets, too
     "wandb": ["wandb>=0.21,<1"],
     "trackio": ["trackio>=0.40,<1"],
     "mlflow": ["mlflow-skinny>=3.1,<4"],

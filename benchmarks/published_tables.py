@@ -333,10 +333,20 @@ def mixture() -> str:
 
 
 def realformer() -> str:
-    measured = results("realformer_cpu", "objective")
-    own = {name: percent(row.get("accuracy")) for name, row in measured.items()}
-    here = ["4 layers of 128, here", *(own.get(name, "") for name in ("post", "pre", "realformer"))]
-    return table(["size", "post-LN", "pre-LN", "residual attention"], [*REALFORMER, here])
+    """The last row is that of a comparison, with its paired differences from the first column."""
+    path = RESULTS / "realformer_cpu.json"
+    here, pairs = ["", "", ""], ""
+    if path.exists():
+        result = json.loads(path.read_text())["result"]
+        pairs = f", {result['pairs']} pairs"
+        means = result["scores"]["valid/accuracy"].values()
+        here = [f"{100 * each['mean']:.2f}" for each in means]
+        rows = [row for row in result["differences"] if row["score"] == "valid/accuracy"]
+        for number, row in enumerate(rows, 1):
+            mean, low, high = (100 * row[name] for name in ("mean", "low", "high"))
+            here[number] += f" ({mean:+.2f}, {low:+.2f} to {high:+.2f}: {row['verdict']})"
+    header = ["size", "post-LN", "pre-LN", "residual attention"]
+    return table(header, [*REALFORMER, [f"4 layers of 128, here{pairs}", *here]])
 
 
 # ----------------------------------------------------------------------------------------- the page

@@ -37,7 +37,7 @@ RANKS = [
     {"training"},
     {"runs"},
     {"planning"},
-    {"scaling"},
+    {"scaling", "laboratory"},
     {"cli"},
 ]
 RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}

@@ -81,6 +81,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `__getat
     from transformer_jax import config, losses, pictures
     from transformer_jax.convert import opened as from_hf
     from transformer_jax.convert import write as to_hf
+    from transformer_jax.laboratory.comparison import compare
     from transformer_jax.runs.open import load, open_run
     from transformer_jax.runs.train import make_step, train
     from transformer_jax.training.trainer import run
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `__getat
 # {name: (module, name in it)}. These are imported when they are used, because the command line must
 # set up the environment before JAX is imported.
 _EXPORTS = {
+    "compare": ("laboratory.comparison", "compare"),
     "from_hf": ("convert", "opened"),
     "load": ("runs.open", "load"),
     "make_step": ("runs.train", "make_step"),
@@ -98,6 +100,7 @@ _EXPORTS = {
 }
 _MODULES = ("config", "losses", "pictures")
 __all__ = [
+    "compare",
     "config",
     "from_hf",
     "load",

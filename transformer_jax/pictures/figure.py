@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
@@ -14,15 +15,26 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 WEIGHT_COLOURS = "Blues"  # of attention weights and shares, since zero is white in it
 
 
-def save(figure: "Figure", path: str | pathlib.Path) -> None:
-    """Writes the figure to a PNG file, which appears as a whole or not at all.
+_FORMATS = (".png", ".svg", ".pdf")
 
-    Raises UserError if the file cannot be written.
+
+def save(figure: "Figure", path: str | pathlib.Path | buckets.Path) -> None:
+    """Writes the figure to a file on a disk or in a bucket, in the format that its ending names.
+
+    The endings are .png, .svg and .pdf; without one, it is a PNG file. The file appears as a whole
+    or not at all. Raises UserError for another ending, or if the file cannot be written.
     """
-    path = pathlib.Path(path)
+    path = buckets.path(path)
+    ending = path.suffix.lower()
+    if ending and ending not in _FORMATS:
+        raise UserError(f"{path}: a picture must end in {', '.join(_FORMATS)}")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format=ending.removeprefix(".") or "png")
+    if not isinstance(path, pathlib.Path):
+        path.write_bytes(drawn.getvalue())  # writes to an object in a bucket are atomic
+        return
     with buckets.writing(path), buckets.appearing(path) as temporary:
-        # The format is named, because the user's path may have another suffix or none.
-        figure.savefig(temporary, dpi=120, format="png")
+        temporary.write_bytes(drawn.getvalue())
 
 
 _GIF_COLOURS = 64  # of a frame; fewer would merge its inks

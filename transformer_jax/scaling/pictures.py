@@ -1,11 +1,10 @@
 """Figures of the runs of a family, and of the laws fitted to them, as PNG files."""
 
 import json
-import pathlib
-import tempfile
 
 import numpy as np
 
+from transformer_jax.pictures.figure import save
 from transformer_jax.runs.spec import Files
 from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
@@ -192,8 +191,5 @@ def _finish(axes) -> None:
 
 def _saved(figure, folder, name: str):
     path = buckets.folder_of_run(folder) / name
-    with tempfile.TemporaryDirectory() as local_folder:  # a bucket only takes whole files
-        local = pathlib.Path(local_folder) / name
-        figure.savefig(local, dpi=100)
-        path.write_bytes(local.read_bytes())
+    save(figure, path)
     return path

@@ -1,0 +1,1 @@
+"""Experiments that answer "is A better than B?": paired runs, their differences, and verdicts."""
