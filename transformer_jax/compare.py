@@ -52,6 +52,13 @@ def define_flags() -> None:
         "margin", "", "The smallest difference that matters: 0.01, or 1% of the first arm's mean."
     )
     flags.DEFINE_enum(
+        "texts",
+        "",
+        ["", "valid", "test"],
+        "Also score the texts of this split one at a time, by BLEU, accuracy and the like, with a "
+        "bootstrap over texts and pairs.",
+    )
+    flags.DEFINE_enum(
         "until", "pairs", ["pairs", "decided"], "Train --pairs, or until all is decided."
     )
     flags.DEFINE_integer(
@@ -81,6 +88,7 @@ def main() -> None:
         options.margin,
         options.max_pairs if is_sequential else options.pairs,
         is_sequential,
+        options.texts,
     )
     question.check()
     named = arms.parse(cli.files(), options.arm, cli.overrides())

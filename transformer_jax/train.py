@@ -30,13 +30,29 @@ def main(task: str | None = None) -> None:
             f"this trainer's is {task!r}"
         )
     _check_folder()
+    overrides = cli.overrides()
+    if cli.FLAGS.budget:
+        overrides.append(("train.num_steps", _updates(config)))
     if cli.FLAGS.seeds:
-        _train_seeds(config)
+        _train_seeds(config, overrides)
     else:
-        train(config, cli.FLAGS.workdir, cli.profile(), overrides=cli.overrides())
+        train(config, cli.FLAGS.workdir, cli.profile(), overrides=overrides)
 
 
-def _train_seeds(config) -> None:
+def _updates(config) -> int:
+    """Returns the number of updates that --budget pays for."""
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.planning.budgets import flops_of, updates_for
+    from transformer_jax.runs.spec import resolve
+
+    budget = cli.FLAGS.budget
+    resolved = resolve(config, overrides=cli.overrides()).config
+    updates = updates_for(resolved, flops_of(budget), f"--budget={budget}")
+    say(f"--budget={budget}: {updates:,} updates")
+    return updates
+
+
+def _train_seeds(config, overrides) -> None:
     from transformer_jax.pictures.progress import say
     from transformer_jax.runs.train import train
     from transformer_jax.storage import buckets
@@ -49,8 +65,8 @@ def _train_seeds(config) -> None:
         say(f"seed {seed}")
         # Both seeds, because a score varies with initialization and dropout as well as with the
         # order of the data.
-        overrides = [*cli.overrides(), ("train.seed", seed), ("data.seed", seed)]
-        scores.append(train(config, folder / f"seed-{seed}", overrides=overrides))
+        seeds = [("train.seed", seed), ("data.seed", seed)]
+        scores.append(train(config, folder / f"seed-{seed}", overrides=[*overrides, *seeds]))
     summary = {name: spread([one[name] for one in scores]) for name in scores[0]}
     print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
 

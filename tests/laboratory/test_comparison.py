@@ -3,17 +3,20 @@
 import json
 import xml.etree.ElementTree
 
+import numpy as np
 import pytest
 
 from tests import programs
-from tests.conftest import build_gpt
+from tests.conftest import build_config, build_gpt
 from transformer_jax import compare
 from transformer_jax.config import UserError
 from transformer_jax.laboratory import arms, comparison
-from transformer_jax.laboratory.arms import Arm, flops_of, parse, updates_for, with_budget
+from transformer_jax.laboratory.arms import Arm, parse, with_budget
 from transformer_jax.laboratory.comparison import Comparison, Question
 from transformer_jax.planning import estimate
+from transformer_jax.planning.budgets import flops_of, updates_for
 from transformer_jax.runs.spec import make_task
+from transformer_jax.scores import predictions
 
 
 def names(found):
@@ -286,3 +289,50 @@ def test_a_job_of_an_array_takes_its_number_from_slurm(fake, tmp_path, monkeypat
     question = asked(tmp_path / "x", 3)
     question.train(*[*question.runs()][5])
     assert trained == [("b", 2)]
+
+
+def test_a_budget_decides_the_length_of_a_training(tmp_path):
+    words = ["--config=gpt/quickstart", f"--workdir={tmp_path / 'x'}", "--budget=1MFLOP"]
+    result = programs.call("train", *words)
+    assert result.returncode == 2
+    assert "--budget=1MFLOP: 1e+06 FLOPs are less than one update" in result.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_texts_and_pairs_are_drawn_together():
+    random = np.random.default_rng(0)
+    share = predictions.Share("accuracy")
+
+    def runs(rate, pairs=6, texts=400):
+        skill = rate + 0.05 * random.normal(size=pairs)
+        return [(random.random((texts, 1)) < each).astype(float) for each in skill]
+
+    first, second = runs(0.5), runs(0.7)
+    found = predictions.comparison_over_seeds(share, first, second)["accuracy"]
+    assert found["difference"] == pytest.approx(np.mean(second) - np.mean(first))
+    low, high = found["interval"]
+    assert low > 0.05 and found["p_value"] < 0.01
+    # Of the trainings and of the texts: wider than either alone.
+    by_run = [float(b.mean() - a.mean()) for a, b in zip(first, second)]
+    over_runs = np.std(by_run) / np.sqrt(6)
+    over_texts = np.std(np.mean(second, axis=0) - np.mean(first, axis=0)) / np.sqrt(400)
+    assert (high - low) / 3.92 == pytest.approx(np.hypot(over_runs, over_texts), rel=0.25)
+    same = predictions.comparison_over_seeds(share, first, first)["accuracy"]
+    assert same == {"difference": 0.0, "interval": (0.0, 0.0), "p_value": 1.0}
+
+
+def test_translations_are_compared_text_by_text(tmp_path):
+    base = build_config(tmp_path, **SHORT)
+    result = compare({"base": base, "same": base}, tmp_path / "runs", pairs=1, texts="valid")
+    rows = {row["score"]: row for row in result["by_text"]}
+    assert rows["valid/bleu"]["difference"] == 0 and rows["valid/bleu"]["p_value"] == 1
+    assert rows["valid/bleu"]["texts"] == 15
+    assert "valid/bleu over 15 texts and 1 pairs" in "\n".join(comparison.lines(result))
+
+
+def test_a_run_without_scores_of_texts_is_named(compared):
+    folder, named, _ = compared
+    with pytest.raises(
+        UserError, match="--texts=valid: base is a causal_lm run, without scores of"
+    ):
+        compare(named, folder / "runs", pairs=1, texts="valid")

@@ -79,6 +79,11 @@ def define_training() -> None:
     absl_flags.DEFINE_string(
         "profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard."
     )
+    absl_flags.DEFINE_string(
+        "budget",
+        None,
+        "FLOPs of the run, such as 60TFLOP or 6e13, which decide config.train.num_steps.",
+    )
     absl_flags.DEFINE_integer(
         "seeds",
         0,

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from transformer_jax.config import Renamed, UserError, renamed_in
 from transformer_jax.data import arguments
 from transformer_jax.data.arguments import LongLines
@@ -308,6 +310,14 @@ class ScoredOutputs(abc.ABC):
         """Returns the outputs for a split. Raises UserError if the run has no such split."""
 
     answers = Renamed("answers", "split_outputs")
+
+    def text_statistics(self, params, split: str) -> list[tuple[Measure, np.ndarray]]:
+        """Returns each measure with the statistics (N, S) of the N texts of a split."""
+        texts = self.split_outputs(params, split)
+        return [
+            (measure, measure.statistics(texts.outputs, texts.references))
+            for measure in self.measures
+        ]
 
     def scored(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Returns the scores of the outputs by all measures."""

@@ -19,7 +19,9 @@ from transformer_jax.pictures import paired_runs
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.progress import say
 from transformer_jax.runs import spec
+from transformer_jax.runs.open import open_run
 from transformer_jax.runs.train import train
+from transformer_jax.scores import predictions
 from transformer_jax.storage import buckets
 
 _RECORD = "comparison.json"  # in the folder of a comparison: what it compares, and its result
@@ -38,12 +40,15 @@ class Question:
       pairs: how many pairs of runs are trained.
       until_decided: whether to stop after the first pair that decides about every difference, and
         to train at most `pairs`.
+      texts: "valid" or "test", whose texts are scored one at a time after the last pair, by BLEU,
+        accuracy and the like; "": none are.
     """
 
     scores: tuple[str, ...]
     margin: str = ""
     pairs: int = 8
     until_decided: bool = False
+    texts: str = ""
 
     def check(self) -> None:
         """Raises UserError for a margin or a number of pairs that makes no sense."""
@@ -140,6 +145,8 @@ class Comparison:
             if self.question.until_decided and is_decided(result):
                 break
         result |= {"shared": common, "flops": costs}
+        if self.question.texts:
+            result["by_text"] = self.by_text(result["pairs"])
         result["pictures"] = [str(path) for path in self.draw(result)]
         self._write(recorded(self.folder) | {"result": result})
         return result
@@ -218,6 +225,38 @@ class Comparison:
             },
             "differences": rows,
         }
+
+    def by_text(self, pairs: int) -> list[dict[str, Any]]:
+        """Returns the differences of scores of texts, by a bootstrap over texts and pairs."""
+        split = self.question.texts
+        statistics = {
+            arm.name: [self._text_statistics(arm, seed) for seed in range(pairs)]
+            for arm in self.arms
+        }
+        first, *others = self.arms
+        rows = []
+        for arm in others:
+            for number, (measure, _) in enumerate(statistics[first.name][0]):
+                own, other = (
+                    [run[number][1] for run in statistics[name]] for name in (first.name, arm.name)
+                )
+                if len({len(run) for run in [*own, *other]}) > 1:
+                    raise UserError(f"--texts={split}: the runs have different texts")
+                for name, row in predictions.comparison_over_seeds(measure, own, other).items():
+                    score = {"score": f"{split}/{name}", "arm": arm.name, "against": first.name}
+                    rows.append(score | {"texts": len(own[0]), "pairs": pairs} | row)
+        return rows
+
+    def _text_statistics(self, arm: Arm, seed: int) -> list:
+        """Returns the measures of a run's last checkpoint with their statistics."""
+        task, params = open_run(arms_.folder_of(self.folder, arm, seed), "latest")
+        if not callable(getattr(task, "text_statistics", None)):
+            raise UserError(
+                f"--texts={self.question.texts}: {arm.name} is a {task.config.task.name} run, "
+                "without scores of one text at a time"
+            )
+        say(f"{arm.name}, seed {seed}: scoring the {self.question.texts} texts")
+        return task.text_statistics(params, self.question.texts)
 
     def plan(self, wanted: float) -> dict[str, Any]:
         """Returns how many pairs would find a difference, by the runs that are complete.
@@ -318,6 +357,13 @@ def lines(result: dict[str, Any]) -> list[str]:
         for row in result["differences"]:
             if row["score"] == score:
                 text.append(f"  {_verdict(row)}")
+    for row in result.get("by_text", []):
+        low, high = row["interval"]
+        text.append(
+            f"{row['score']} over {row['texts']:,} texts and {row['pairs']} pairs: {row['arm']} - "
+            f"{row['against']} {row['difference']:+.4g} ({low:+.4g} to {high:+.4g}), "
+            f"p = {row['p_value']:.3g}"
+        )
     return text
 
 
@@ -353,6 +399,7 @@ def compare(
     budget: str = SAME_UPDATES,
     margin: str = "",
     until_decided: bool = False,
+    texts: str = "",
     overrides: spec.Overrides = (),
 ) -> dict[str, Any]:
     """Trains pairs of runs of two or more configs, and returns their differences and verdicts.
@@ -366,6 +413,8 @@ def compare(
       budget: FLOPs of each run, such as "60TFLOP"; "same-updates": as many updates for all.
       margin: the smallest difference that matters, such as "0.01", or "1%" of the first arm's mean.
       until_decided: stop after the first pair that decides, and train at most `pairs`.
+      texts: "valid" or "test", whose texts are also scored one at a time, by BLEU or accuracy, with
+        a bootstrap over texts and pairs.
       overrides: changes of all arms, as in `config.load`.
 
     Returns what `python -m transformer_jax.compare` prints: the means of each arm under "scores",
@@ -381,7 +430,7 @@ def compare(
       >>> result["differences"][0]["verdict"]
       'identical in every pair'
     """
-    question = Question(tuple(scores), margin, pairs, until_decided)
+    question = Question(tuple(scores), margin, pairs, until_decided, texts)
     question.check()
     changes = tuple(dict(overrides).items())
     named = [Arm(name, config, changes) for name, config in arms.items()]

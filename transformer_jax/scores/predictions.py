@@ -369,6 +369,61 @@ def comparison(
     return results
 
 
+def comparison_over_seeds(
+    measure: Measure,
+    first: Sequence[Float64[np.ndarray, "N S"]],
+    second: Sequence[Float64[np.ndarray, "N S"]],
+) -> dict[str, dict]:
+    """Compares each score of two systems, of which each was trained with several seeds.
+
+    `first` and `second` are the statistics of the same examples, pair by pair of seeds. A bootstrap
+    sample draws pairs and examples, both with replacement, so that an interval has the variation of
+    trainings and of texts. Each result has the mean `difference` second - first, its 95% `interval`
+    and a two-sided `p_value`, as in `comparison`.
+    """
+    count, pairs = len(first[0]), len(first)
+    rng = np.random.default_rng(_SEED)
+
+    def differences(times: np.ndarray) -> dict[str, np.ndarray]:
+        by_pair = [
+            (measure.scores(times @ own, count), measure.scores(times @ other, count))
+            for own, other in zip(first, second)
+        ]
+        names = by_pair[0][0]
+        return {
+            name: np.array([other[name] - own[name] for own, other in by_pair]) for name in names
+        }
+
+    measured = differences(np.ones(count))
+    sampled = {name: np.empty(_SAMPLES) for name in measured}
+    for number in range(_SAMPLES):
+        times = np.bincount(rng.choice(count, count), minlength=count)
+        drawn = rng.choice(pairs, pairs)
+        for name, values in differences(times).items():
+            sampled[name][number] = values[drawn].mean()
+    results = {}
+    for name, values in measured.items():
+        difference = float(values.mean())
+        distances = np.abs(sampled[name] - sampled[name].mean())
+        as_far = (distances >= abs(difference) - 1e-9).sum()
+        results[name] = {
+            "difference": difference,
+            "interval": _interval(sampled[name]),
+            "p_value": float((as_far + 1) / (_SAMPLES + 1)),
+        }
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The share of examples that are right: a measure whose statistics are 0 or 1."""
+
+    name: str
+
+    def scores(self, sums: np.ndarray, count: int) -> dict[str, float]:
+        return {self.name: float(sums[0] / count)}
+
+
 def samples(
     measure: Measure, statistics: Float64[np.ndarray, "N S"]
 ) -> dict[str, Float64[np.ndarray, " R"]]:

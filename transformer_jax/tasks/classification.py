@@ -15,6 +15,7 @@ import scipy.special
 import scipy.stats
 
 from transformer_jax.config import UserError
+from transformer_jax.data import arguments
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.features import FeatureBased
 from transformer_jax.finetuning.predictions import Prediction, Unlabelled, ZeroShot, texts_of_line
@@ -256,6 +257,19 @@ class Classification(FeatureBased):
             "macro_f1": scores.macro_f1(labels, predicted, range(num_labels)),
             "matthews": scores.matthews(labels, predicted),
         }
+
+    def text_statistics(self, params, split: str) -> list[tuple]:
+        """Returns the accuracy as a measure, with whether each example (N, 1) is right.
+
+        Raises UserError for a regression, whose scores are no sums over examples.
+        """
+        if self.regression:
+            raise UserError("a regression has no score of one text at a time")
+        arguments.held_out(self.read, split, "files")
+        examples, outputs, _ = self._evaluated(params, split)
+        predicted = np.stack(outputs).sum(axis=1).argmax(axis=-1)
+        is_right = (_labels(examples) == predicted).astype(np.float64)
+        return [(scores.Share("accuracy"), is_right[:, None])]
 
     def prediction(self, examples, outputs):
         outputs = outputs[0].sum(axis=0)
