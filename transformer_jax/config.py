@@ -1117,6 +1117,8 @@ class Train:
     ramp_steps: NonNegativeInt = 0  # updates during which the batch grows to config.train.batch
     accumulation: PositiveInt = 1  # microbatches over which an update accumulates gradients
     seed: NonNegativeInt = 0  # seed of the initial parameters and of dropout
+    # seed of dropout, and of what a model writes for itself to learn from; None: config.train.seed
+    dropout_seed: NonNegativeInt | None = None
     # updates between progress lines; the host waits for the devices only at these lines, at
     # evaluations and at checkpoints
     log_every: PositiveInt = 50

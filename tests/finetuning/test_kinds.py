@@ -34,7 +34,10 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     train(config, tmp_path / "run")
     task, params = open_run(tmp_path / "run")
     assert task.model.vocab_size == 303 and task.model.kind == "causal"
-    assert task.evaluate(params, "valid")["accuracy"] > 0.85
+    accuracy = task.evaluate(params, "valid")["accuracy"]
+    assert accuracy > 0.85
+    [(measure, is_right)] = task.text_statistics(params, "valid")
+    assert measure.scores(is_right.sum(axis=0), len(is_right)) == {"accuracy": accuracy}
     (prediction,) = task.predict(params, ["the cat sat"])
     assert prediction.text == "cat"
     with pytest.raises(UserError, match="the model RecurrentLM has no attention"):

@@ -3,12 +3,13 @@
 import json
 import xml.etree.ElementTree
 
+import jax
 import numpy as np
 import pytest
 
 from tests import programs
 from tests.conftest import build_config, build_gpt
-from transformer_jax import compare
+from transformer_jax import compare, losses, make_step
 from transformer_jax.config import UserError
 from transformer_jax.laboratory import arms, comparison
 from transformer_jax.laboratory.arms import Arm, parse, with_budget
@@ -336,3 +337,27 @@ def test_a_run_without_scores_of_texts_is_named(compared):
         UserError, match="--texts=valid: base is a causal_lm run, without scores of"
     ):
         compare(named, folder / "runs", pairs=1, texts="valid")
+
+
+def test_the_seeds_of_data_parameters_and_dropout_are_separate(tmp_path):
+    """Each changes its own random numbers alone; without its own seed, dropout has the run's."""
+
+    def start(**keys):
+        state, step, batch_of = make_step(build_gpt(tmp_path, **SHORT, **keys))
+        batch = batch_of(0)
+        params, tokens = jax.device_get((state.params, batch["tokens"]))
+        metrics = jax.device_get(step(state, batch).metrics)
+        return params, tokens, losses.mean_metrics(metrics)["loss"]
+
+    def equal(first, second):
+        return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
+
+    params, tokens, loss = start()
+    same = start(train__dropout_seed=0)
+    assert equal(params, same[0]) and equal(tokens, same[1]) and loss == same[2]
+    other = start(train__dropout_seed=1)
+    assert equal(params, other[0]) and equal(tokens, other[1]) and loss != other[2]
+    other = start(train__seed=1, train__dropout_seed=0)
+    assert not equal(params, other[0]) and equal(tokens, other[1])
+    other = start(data__seed=1)
+    assert equal(params, other[0]) and not equal(tokens, other[1])

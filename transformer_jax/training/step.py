@@ -82,7 +82,9 @@ def _key(task, state):
 
     A resumed run therefore draws the same numbers without any generator state in the checkpoint.
     """
-    return jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
+    train = task.config.train
+    seed = train.seed if train.dropout_seed is None else train.dropout_seed
+    return jax.random.fold_in(jax.random.key(seed), state.step)
 
 
 def _context_of_experience(state, key) -> Context:
