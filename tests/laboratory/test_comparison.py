@@ -161,30 +161,6 @@ def test_pictures_are_what_their_names_say(compared):
     assert xml.etree.ElementTree.parse(svg).getroot().tag.endswith("svg")
 
 
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """Makes training write a score that `value(arm, seed)` gives. Returns the trained runs."""
-    trained = []
-
-    def start(value):
-        def train(config, workdir, *, overrides, on_evaluate):
-            updates, seed = dict(overrides)["train.num_steps"], dict(overrides)["train.seed"]
-            arm = workdir.parent.name
-            scores = value(arm, seed)
-            on_evaluate(updates, scores)
-            workdir.mkdir(parents=True)
-            lines = [{"step": updates // 2} | scores, {"step": updates} | scores]
-            (workdir / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-            trained.append((arm, seed))
-
-        monkeypatch.setattr(comparison, "train", train)
-        monkeypatch.setattr(arms, "cost", lambda arm: 1e9)
-        monkeypatch.setattr(Comparison, "common", lambda self: [])
-        return trained
-
-    return start
-
-
 def asked(folder, pairs, names=("a", "b"), **question):
     question = Question(("valid/loss",), pairs=pairs, **question)
     return Comparison(tuple(Arm(name, name, updates=10) for name in names), folder, question)

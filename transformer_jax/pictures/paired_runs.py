@@ -89,3 +89,75 @@ def _curves(axes, curves: Mapping[str, Sequence[list[dict]]], score: str) -> Non
 
 def _style(number: int) -> tuple[str, str]:
     return COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+
+
+def sweep(result: Mapping[str, Any], keys: Sequence[str]) -> "Figure":
+    """Returns a figure of a sweep, the result of `Sweep.run` over these keys.
+
+    One key gives the score by its value, with the range of the seeds; two give a map of the mean;
+    more, or values that are no numbers, give a list of the points, the best at the top.
+    """
+    numbers = _numbers(result["points"], keys)
+    figure = new_figure((7, max(3.6, 0.3 * len(result["points"]) + 1.4)), "")
+    axes = figure.subplots()
+    if numbers is None or len(keys) > 2:
+        _listed(axes, result)
+    elif len(keys) == 1:
+        _by_value(axes, result, numbers[:, 0], keys[0])
+    else:
+        _map(figure, axes, result, numbers, keys)
+    return figure
+
+
+def _numbers(points: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> np.ndarray | None:
+    """Returns the values of the keys (points, keys), or None if some are no numbers."""
+    try:
+        return np.array([[float(point["keys"][key]) for key in keys] for point in points])
+    except ValueError:
+        return None
+
+
+def _by_value(axes, result, values: np.ndarray, key: str) -> None:
+    order = np.argsort(values)
+    points = [result["points"][index] for index in order]
+    axes.plot(values[order], [point["mean"] for point in points], "o-", color=COLORS[0])
+    low, high = ([pick(point["values"]) for point in points] for pick in (min, max))
+    axes.fill_between(values[order], low, high, color=COLORS[0], alpha=0.2)
+    if values.min() > 0 and values.max() >= 10 * values.min():
+        axes.set_xscale("log")
+    axes.set_xlabel(verbatim(key))
+    axes.set_ylabel(verbatim(result["score"]))
+    axes.grid(alpha=0.3)
+
+
+def _map(figure, axes, result, numbers: np.ndarray, keys: Sequence[str]) -> None:
+    means = np.array([point["mean"] for point in result["points"]])
+    columns, rows = (np.unique(numbers[:, axis]) for axis in (0, 1))
+    if len(columns) * len(rows) == len(means):
+        table = np.full((len(rows), len(columns)), np.nan)
+        table[np.searchsorted(rows, numbers[:, 1]), np.searchsorted(columns, numbers[:, 0])] = means
+        shown = axes.imshow(table, origin="lower", cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns])
+        axes.set_yticks(range(len(rows)), [f"{x:g}" for x in rows])
+        for (row, column), value in np.ndenumerate(table):
+            axes.text(column, row, f"{value:.4g}", ha="center", va="center", color="white")
+    else:
+        shown = axes.scatter(numbers[:, 0], numbers[:, 1], c=means, cmap="viridis", s=60)
+        for scale, values in ((axes.set_xscale, columns), (axes.set_yscale, rows)):
+            if values.min() > 0 and values.max() >= 10 * values.min():
+                scale("log")
+    axes.set_xlabel(verbatim(keys[0]))
+    axes.set_ylabel(verbatim(keys[1]))
+    figure.colorbar(shown, label=verbatim(result["score"]))
+
+
+def _listed(axes, result) -> None:
+    sign = 1 if result["lower_is_better"] else -1
+    points = sorted(result["points"], key=lambda point: sign * point["mean"])
+    for place, point in enumerate(points):
+        axes.plot(point["values"], [place] * len(point["values"]), ".", color="0.5")
+        axes.plot([point["mean"]], [place], "o", color=COLORS[0])
+    axes.set_yticks(range(len(points)), [verbatim(point["name"]) for point in points])
+    axes.invert_yaxis()
+    axes.set_xlabel(verbatim(result["score"]))
+    axes.grid(axis="x", alpha=0.3)
