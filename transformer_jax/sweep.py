@@ -61,7 +61,7 @@ def main() -> None:
     if len(cli.files()) != 1:
         raise UserError("name one config, such as gpt/quickstart")
     (config,) = cli.files()
-    varied = options.vary or sweeps.in_file(config)
+    varied = options.vary or sweeps.varied_by(config)
     if not varied:
         raise UserError("--vary=KEY=VALUE,VALUE is missing: what the points differ in")
     points = (

@@ -62,8 +62,8 @@ def test_a_config_file_may_hold_its_sweep(tmp_path):
         "def get_config():\n    pass\n\n\ndef sweep():\n"
         "    return {'train.batch': [4, 8], 'optimizer.learning_rate': 'log:1e-4:1'}\n"
     )
-    assert sweeps.in_file(str(path)) == ["train.batch=4,8", "optimizer.learning_rate=log:1e-4:1"]
-    assert sweeps.in_file("gpt/quickstart") == []
+    assert sweeps.varied_by(str(path)) == ["train.batch=4,8", "optimizer.learning_rate=log:1e-4:1"]
+    assert sweeps.varied_by("gpt/quickstart") == []
 
 
 def make(folder, rates="1e-4,3e-4,1e-3", **options):

@@ -146,7 +146,7 @@ class Comparison:
                 break
         result |= {"shared": common, "flops": costs}
         if self.question.texts:
-            result["by_text"] = self.by_text(result["pairs"])
+            result["by_text"] = self.text_differences(result["pairs"])
         result["pictures"] = [str(path) for path in self.draw(result)]
         self._write(recorded(self.folder) | {"result": result})
         return result
@@ -226,7 +226,7 @@ class Comparison:
             "differences": rows,
         }
 
-    def by_text(self, pairs: int) -> list[dict[str, Any]]:
+    def text_differences(self, pairs: int) -> list[dict[str, Any]]:
         """Returns the differences of scores of texts, by a bootstrap over texts and pairs."""
         split = self.question.texts
         statistics = {

@@ -242,7 +242,7 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
     return {name: x if np.all(np.isfinite(x)) else None for name, x in found.items()}
 
 
-def in_file(path: str) -> list[str]:
+def varied_by(path: str) -> list[str]:
     """Returns what the function `sweep` of a config file varies, as --vary has it.
 
     It returns {key: list of values, or "log:LOW:HIGH"}. A file without it varies nothing.
