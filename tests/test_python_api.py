@@ -3,8 +3,10 @@
 import ast
 import logging
 import pathlib
+import re
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -192,7 +194,9 @@ def test_it_is_imported_without_jax():
     assert done.stdout == "False\n"
 
 
-def test_callbacks_are_told_what_a_run_reports(tmp_path):
+def test_callbacks_are_told_what_a_run_reports(tmp_path, monkeypatch, capsys):
+    # As in a notebook that was open for an hour before.
+    monkeypatch.setattr(transformer_jax, "STARTED", time.monotonic() - 3600)
     config = build_gpt(tmp_path)
     for key, value in (STEPS | {"train.num_steps": 4, "train.batch": 8}).items():
         configs.set_key(config, key, value)
@@ -210,6 +214,7 @@ def test_callbacks_are_told_what_a_run_reports(tmp_path):
         on_checkpoint=lambda step, folder: told.append(("checkpoint", step, folder)),
     )
     assert skipped == [0] * 4
+    assert float(re.search(r"first step after ([\d.]+) s", capsys.readouterr().err)[1]) < 3600
     kinds = [(kind, step) for kind, step, _ in told]
     assert kinds == [
         *[("log", 1), ("log", 2), ("evaluate", 2), ("checkpoint", 2)],

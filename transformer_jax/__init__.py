@@ -129,7 +129,10 @@ class _OldPaths:
 
 # At the end, so that a module that exists is found before an old one of the same name.
 sys.meta_path.append(_OldPaths)
-STARTED = time.monotonic()  # to report the time from the command to the first step
+# From when on the time to the first step is counted: for a program, from its start (`cli.run`), and
+# otherwise from the call of `train`, before which a notebook may have been open for hours.
+STARTED = time.monotonic()
+counts_from_import = False
 # Here, because XLA reads its flags once, when jax first uses it.
 xla_guard.protect()
 __version__ = "0.1.0"

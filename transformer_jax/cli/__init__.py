@@ -15,6 +15,7 @@ from typing import Any
 from absl import flags as absl_flags
 from absl import logging as absl_logging
 
+import transformer_jax
 from transformer_jax import config as configs
 from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 from transformer_jax.distributed import hosts
@@ -449,6 +450,7 @@ def run(
     # example, each program that is loaded from the compilation cache prints one as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stdout.reconfigure(encoding="utf-8")  # the locale may lack characters of a text
+    transformer_jax.counts_from_import = True  # for the first training of this program
     with _defined(define_flags):
         _run(main, before_jax)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+import transformer_jax
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import given
@@ -85,6 +86,9 @@ def train(
       >>> scores["valid/loss"] < 3
       True
     """
+    if not transformer_jax.counts_from_import:
+        transformer_jax.STARTED = time.monotonic()
+    transformer_jax.counts_from_import = False
     with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, _with_rows(config, overrides, data))
         config, workdir = run.config, run.workdir
