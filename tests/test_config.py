@@ -277,3 +277,13 @@ def test_a_new_model_file_needs_no_registry(tmp_path, monkeypatch):
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     config = configs.experiment(model={"name": "variant"}, task={"name": "translation"})
     assert configs.build_model(config).num_heads == 4
+
+
+def test_what_is_no_name_and_no_path_is_shown_shortly():
+    """Neither a list of texts nor a class fills the screen or ends in a traceback."""
+    sections = dict(model=dict(name="gpt"), task=dict(name="causal_lm"))
+    with pytest.raises(UserError, match="is not a string; separate paths by commas, or give") as e:
+        configs.experiment(**sections, data=dict(train_files=["a text " * 2000, "another"]))
+    assert len(str(e.value)) < 300 and "characters)" in str(e.value)
+    with pytest.raises(UserError, match="config.model.name=<class 'object'>: must be a name, or"):
+        configs.experiment(**sections | dict(model=dict(name=object)))

@@ -112,12 +112,21 @@ class Interrupted(KeyboardInterrupt):
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
+def shown(value: Any, most: int = 80) -> str:
+    """Returns a value as an error message shows it: not more than its start."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
 def coerce(key: str, value: Any, kind: Any) -> Any:
     """Returns `value` as the type `kind`. A string is parsed as on a command line.
 
     Raises UserError for a value of another type.
     """
-    refusal = UserError(f"config.{key}={value!r} is not {describe(kind)}")
+    remedy = ""
+    if key.endswith("_files") and isinstance(value, list | tuple):
+        remedy = "; separate paths by commas, or give rows to train(..., data={'train': rows})"
+    refusal = UserError(f"config.{key}={shown(value)} is not {describe(kind)}{remedy}")
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if type(None) in args and (value is None or str(value).lower() == "none"):
@@ -1846,6 +1855,11 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(
                 f"config.{section}.name is missing: it names a file in {section_folder(section)}"
+            )
+        if not isinstance(name := delta[section]["name"], str | File):
+            raise UserError(
+                f"config.{section}.name={shown(name)}: must be a name, or the path of a Python "
+                "file with the class"
             )
     delta = {
         section: current_name(section, value) if isinstance(value, dict) else value

@@ -166,8 +166,10 @@ def test_options_of_sampling_by_name(opened):
     [
         (
             dict(temprature=1),
-            "temprature=1: unknown option; the options are repetition_penalty, temperature, top_k",
+            r"temprature=1: unknown option; did you mean temperature\?; the options are "
+            "repetition_penalty, temperature, top_k, top_p, max_tokens, stop, seed",
         ),
+        (dict(max_new_tokens=3), r"max_new_tokens=3: unknown option; did you mean max_tokens\?"),
         (dict(how=Sampling(), top_k=3), "how and top_k: give the options of sampling in one way"),
         (dict(how={"top_k": 3}), "must be a Sampling"),
         (dict(temperature="0.8"), "temperature='0.8': must be a number"),

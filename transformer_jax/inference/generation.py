@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from transformer_jax.config import UserError
+from transformer_jax.config import UserError, did_you_mean, known_elsewhere, shown
 from transformer_jax.data import arguments
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
@@ -101,8 +101,13 @@ def sampling_from(how: Any, options: Mapping[str, Any]) -> Sampling:
     """
     names = [field.name for field in dataclasses.fields(Sampling)]
     if unknown := [name for name in options if name not in names]:
-        name, known = unknown[0], ", ".join(names)
-        raise UserError(f"{name}={options[name]!r}: unknown option; the options are {known}")
+        name, known = unknown[0], [*names, "max_tokens", "stop", "seed"]
+        flags = known_elsewhere(name, [f"--{option}" for option in known])
+        meant = did_you_mean(flags[0].removeprefix("--") if flags else name, known)
+        raise UserError(
+            f"{name}={shown(options[name])}: unknown option{meant}; the options are "
+            f"{', '.join(known)}"
+        )
     if how is not None and options:
         raise UserError(f"how and {next(iter(options))}: give the options of sampling in one way")
     if not isinstance(how, Sampling | None):
