@@ -89,8 +89,10 @@ EXTRAS = {
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 
-# Empty until the repository has an address (docs/address.py).
-ADDRESS = re.search(r'^repo_url: "(.*)"$', (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)[1]
+# Empty until the repository has an address (docs/address.py), and where its site is not at hand.
+SITE = ROOT / "mkdocs.yml"
+FOUND = SITE.exists() and re.search(r'^repo_url: "(.*)"$', SITE.read_text(), re.MULTILINE)
+ADDRESS = FOUND[1] if FOUND else ""
 
 setup(
     name="transformer_jax",

@@ -2,10 +2,11 @@
 
 python docs/address.py https://github.com/NAME/transformer_jax
 
-`repo_url` in mkdocs.yml is the one place that holds it: the site links to it, and setup.py reads it
-for the package's metadata. The notebooks can't read it, so this script writes it to each of them:
-to the cell that installs the package, and as a badge that opens the notebook in Colab, which only
-knows repositories on GitHub. An empty address removes both. Run it again after adding a notebook.
+`repo_url` in mkdocs.yml is the one place that holds it: the site links to it and to its files, and
+setup.py reads it for the package's metadata. The notebooks can't read it, so this script writes it
+to each of them: to the cell that installs the package, and as a badge that opens the notebook in
+Colab, which only knows repositories on GitHub. An empty address removes both. Run it again after
+adding a notebook.
 """
 
 import argparse
@@ -26,7 +27,9 @@ def address(root: pathlib.Path = ROOT) -> str:
 def write(new: str, root: pathlib.Path = ROOT) -> None:
     """Writes the address to mkdocs.yml and to the notebooks."""
     site = root / "mkdocs.yml"
-    site.write_text(re.sub(r'^repo_url: ".*"$', f'repo_url: "{new}"', site.read_text(), flags=re.M))
+    text = re.sub(r'^repo_url: ".*"$', f'repo_url: "{new}"', site.read_text(), flags=re.M)
+    edit = "edit/main/docs/" if new else ""
+    site.write_text(re.sub(r'^edit_uri: ".*"$', f'edit_uri: "{edit}"', text, flags=re.M))
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
         _update(notebook["cells"], new, path.name)

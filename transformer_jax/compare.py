@@ -22,7 +22,6 @@ sbatch --array=0-15 launch/slurm.sbatch .venv/bin/python -m transformer_jax.comp
 """
 
 import json
-import os
 import sys
 import types
 
@@ -59,21 +58,21 @@ def define_flags() -> None:
         "bootstrap over texts and pairs.",
     )
     flags.DEFINE_enum(
+        "better",
+        "by name",
+        ["by name", "lower", "higher"],
+        "Which scores are better; by name: losses, distances and error rates if they are lower.",
+    )
+    flags.DEFINE_enum(
         "until", "pairs", ["pairs", "decided"], "Train --pairs, or until all is decided."
     )
     flags.DEFINE_integer(
         "max_pairs", 40, "With --until=decided, the most pairs to train.", lower_bound=1
     )
     flags.DEFINE_float(
-        "plan", None, "Train nothing; say how many pairs would find this difference.", lower_bound=0
+        "plan", None, "Train nothing; say how many pairs would find this difference."
     )
-    flags.DEFINE_integer(
-        "only",
-        None,
-        "Train only the run with this number, from 0; default in a Slurm job array: the number of "
-        "the task.",
-        lower_bound=0,
-    )
+    cli.define_only()
 
 
 def main() -> None:
@@ -89,6 +88,7 @@ def main() -> None:
         options.max_pairs if is_sequential else options.pairs,
         is_sequential,
         options.texts,
+        options.better,
     )
     question.check()
     named = arms.parse(cli.files(), options.arm, cli.overrides())
@@ -98,16 +98,13 @@ def main() -> None:
         question,
         options.budget,
     )
-    only = options.only
-    if only is None and "SLURM_ARRAY_TASK_ID" in os.environ:
-        # The tasks of an array run the same command, so the number must come from Slurm.
-        only = int(os.environ["SLURM_ARRAY_TASK_ID"])
+    runs = [*asked.runs()]
+    only = cli.only(len(runs))
     if options.plan is not None:
+        if not options.plan > 0:
+            raise UserError(f"--plan={options.plan}: must be a difference above 0")
         print(json.dumps(asked.plan(options.plan)))
     elif only is not None:
-        runs = [*asked.runs()]
-        if only >= len(runs):
-            raise UserError(f"--only={only}: there are the runs 0 to {len(runs) - 1}")
         asked.begin()
         asked.train(*runs[only])
     else:

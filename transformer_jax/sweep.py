@@ -17,7 +17,6 @@ from 0; then the same command without --only trains the best point's fresh seeds
 """
 
 import json
-import os
 
 from absl import flags
 
@@ -42,13 +41,13 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "any_schedule", False, "Allow --halving with schedules that depend on the run's length."
     )
-    flags.DEFINE_integer(
-        "only",
-        None,
-        "Train only the run with this number, from 0; default in a Slurm job array: the number of "
-        "the task.",
-        lower_bound=0,
+    flags.DEFINE_enum(
+        "better",
+        "by name",
+        ["by name", "lower", "higher"],
+        "Which scores are better; by name: losses, distances and error rates if they are lower.",
     )
+    cli.define_only()
 
 
 def main() -> None:
@@ -78,21 +77,15 @@ def main() -> None:
         options.budget,
         options.halving,
         tuple(cli.overrides()),
+        options.better,
     )
     asked.check(options.any_schedule)
-    only = options.only
-    if only is None and "SLURM_ARRAY_TASK_ID" in os.environ:
-        # The tasks of an array run the same command, so the number must come from Slurm.
-        only = int(os.environ["SLURM_ARRAY_TASK_ID"])
-    if only is not None:
+    question = Question((options.score,), pairs=options.seeds)
+    runs = Comparison(tuple(asked.arms()), asked.folder, question)
+    numbered = [*runs.runs()]
+    if (only := cli.only(len(numbered))) is not None:
         if options.halving:
             raise UserError("--only: the runs of --halving depend on each other")
-        runs = Comparison(
-            tuple(asked.arms()), asked.folder, Question((options.score,), pairs=options.seeds)
-        )
-        numbered = [*runs.runs()]
-        if only >= len(numbered):
-            raise UserError(f"--only={only}: there are the runs 0 to {len(numbered) - 1}")
         runs.train(*numbered[only])
         return
     result = asked.run()

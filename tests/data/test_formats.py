@@ -212,10 +212,7 @@ def test_conversations_and_preferences_are_read_from_every_format(name, tmp_path
     assert [talk for part in conversations.parts() for talk in part] == [TURNS, short]
 
     def read_all(read, rows):
-        given = [{key: x for key, x in row.items() if x is not None} for row in rows]
-        # An empty cell of CSV may be an empty text, so all rows of a file have the same columns.
-        kinds = [[row] for row in given] if name.endswith(".csv") else [given]
-        return [each for rows in kinds for each in opened(read, "causal_lm", rows)]
+        return [*opened(read, "causal_lm", rows)]
 
     rankings = read_all(chat.open_preferences, RANKINGS)
     assert [(each.prompt, each.completions, each.label) for each in rankings] == [

@@ -53,11 +53,15 @@ def xliff(version):
             for n, both in enumerate(sides)
         )
         units += '<trans-unit id="x"><source>not translated</source></trans-unit>'
+        units += '<trans-unit id="y"><source>empty</source><target/></trans-unit>'
+        state = 'state="needs-translation"'
+        units += f'<trans-unit id="z"><source>a</source><target {state}>b</target></trans-unit>'
         return (
             f'<xliff version="1.2" xmlns="{space}:1.2"><file source-language="en-US" '
             f'target-language="de-DE"><body><group>{units}</group></body></file></xliff>'
         ).encode()
     units = "".join(f"<segment>{both}</segment>" for both in sides)
+    units += '<segment state="initial"><source>a</source><target>b</target></segment>'
     return (
         f'<xliff version="2.0" xmlns="{space}:2.0" srcLang="en" trgLang="de"><file id="1">'
         f'<unit id="1">{units}</unit></file></xliff>'
@@ -90,7 +94,7 @@ FILES = {
     "x.tmx.gz": lambda: gzip.compress(tmx(tmx_units("EN_us", "de-AT"))),
     "1.xlf": lambda: xliff(1),
     "2.xliff": lambda: xliff(2),
-    "x.tsv": lambda: separated("\t"),
+    "x.tsv": lambda: separated("\t") + b"\n",  # a blank line at the end is none
     "x.tsv.gz": lambda: gzip.compress(separated("\t", ("en", "de"))),
     "x.csv": comma_separated,
     "languages.jsonl": lambda: json_lines("en", "de"),
@@ -181,6 +185,10 @@ LAUGHS = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10 if n else "a"}">' for n in
         ),
         ("x.xlf", xliff(1).replace(b"de-DE", b"fr"), "from en-US to fr, not between en and de"),
         ("x.tsv", b"a\tb\nc\n", "x.tsv:2: 1 column, a pair needs two"),
+        ("x.tsv", b"id\ten\tde\n1\ta\n", "x.tsv:2: 2 columns, the header has 3"),
+        ("x.tsv", b"a\tb\n\nc\td\n", "x.tsv:2: an empty line; only at the end"),
+        ("x.csv", b"en,de,en\na,b,c\n", "the header has several columns 'en'"),
+        ("x.jsonl", b'{"en": "a"}\n', "x.jsonl:1: no text in the column 'de'"),
         ("x.csv", b"a,b\nc,d\n", "no columns 'en' and 'de' .*there are a, b"),
         ("x.jsonl", b'{"en": "a", "de": 1}\n', "x.jsonl:1: both sides of a pair must be texts"),
         ("x.jsonl", b'["a", "b"]\n', "x.jsonl:1: not a JSON object with the sides"),

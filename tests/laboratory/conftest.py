@@ -25,6 +25,7 @@ def fake(monkeypatch, tmp_path):
             trained.append((arm, seed))
 
         monkeypatch.setattr(comparison, "train", train)
+        monkeypatch.setattr(comparison, "check_same", lambda *run: None)
         monkeypatch.setattr(arms, "cost", lambda arm: 1e9)
         monkeypatch.setattr(Comparison, "common", lambda self: [])
         return trained

@@ -1,6 +1,7 @@
 """Comparisons: arms, equal compute, what pairs share, verdicts, and continuation after a stop."""
 
 import json
+import subprocess
 import xml.etree.ElementTree
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from tests import programs
 from tests.conftest import build_config, build_gpt
-from transformer_jax import compare, losses, make_step
+from transformer_jax import compare, losses, make_step, open_run
 from transformer_jax.config import UserError
 from transformer_jax.laboratory import arms, comparison
 from transformer_jax.laboratory.arms import Arm, parse, with_budget
@@ -36,6 +37,19 @@ def test_arms_are_files_or_one_file_with_changes():
         ("model.dropout", "0"),
     )
     assert wide.overrides(3)[-2:] == [("train.seed", 3), ("data.seed", 3)]
+    assert names(parse(["gpt/quickstart", "bert/quickstart"], [])) == [
+        "gpt-quickstart",
+        "bert-quickstart",
+    ]
+    # A seed of an arm's own is added to that of the pair, so that no pair has equal ones.
+    _, other = parse(["gpt.py"], ["other:data.seed=1000,train.dropout_seed=7"])
+    assert other.overrides(3) == [
+        ("train.seed", 3),
+        ("data.seed", 1003),
+        ("train.dropout_seed", 10),
+    ]
+    with pytest.raises(UserError, match="config.data.seed='x' is not a whole number"):
+        Arm("a", "gpt.py", (("data.seed", "x"),)).overrides(0)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +58,13 @@ def test_arms_are_files_or_one_file_with_changes():
         (["a.py"], [], "give at least two configs, or one and --arm"),
         ([], ["b:x=1"], "changes one config, but there are 0"),
         (["a.py", "b.py"], ["c:x=1"], "changes one config, but there are 2"),
-        (["a.py", "other/a.py"], [], "two arms are called a"),
+        (["one/a.py", "one/a.py"], [], "two arms are called one-a"),
+        (["a.py"], ["a:x=1"], "two arms are called a"),
         (["a.py"], ["x=1"], "--arm=x=1: must be NAME:KEY=VALUE"),
         (["a.py"], ["b:x"], "'x' is not KEY=VALUE"),
-        (["a.py"], ["../b:x=1"], "must be NAME:KEY=VALUE"),
+        (["a.py"], ["../b:x=1"], "arm '../b': a name has letters, digits and"),
+        (["a.py"], ["..:x=1"], "arm '..': a name has"),
+        (["a.py:b/../../c", "b.py"], [], "a name has letters"),
     ],
 )
 def test_what_names_no_arms_is_refused(files, changes, message):
@@ -145,6 +162,9 @@ def test_the_same_call_goes_on_and_more_pairs_may_follow(compared, monkeypatch):
     assert compare(named, folder / "runs", pairs=2, scores=scores) == result and not trained
     fewer = compare(named, folder / "runs", pairs=1, scores=scores)
     assert not trained and fewer["differences"][-1]["low"] is None
+    # An arm that is not among those of a call stays recorded.
+    first_two = {name: named[name] for name in ("base", "same")}
+    compare(first_two, folder / "runs", pairs=1, scores=scores)
     with pytest.raises(UserError, match="holds another comparison .wide."):
         compare(named | {"wide": named["base"]}, folder / "runs", pairs=2)
     with pytest.raises(UserError, match="holds another comparison .--budget=same-updates"):
@@ -223,6 +243,45 @@ def test_a_plan_reads_the_finished_pairs(fake, tmp_path):
     assert question.plan(10.0)["plan"][0]["pairs_needed"] == 2
 
 
+def test_a_run_that_ended_before_its_last_evaluation_is_not_complete(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    progress = {"step": 4, "train/loss": 1.0, "seconds/step": 2.0}
+    lines = [{"step": 2, "valid/loss": 3.0}, progress]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert arms.final_scores(folder, 4) == {}
+    lines.append({"step": 4, "valid/loss": None, "valid/accuracy": 0.5})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert arms.final_scores(folder, 4) == {"valid/loss": None, "valid/accuracy": 0.5}
+
+
+def test_a_complete_run_of_another_config_is_not_taken_for_the_arm(compared):
+    folder, named, _ = compared
+    workdir = folder / "runs" / "wide" / "seed-1"
+    comparison.check_same(workdir, Arm("wide", named["wide"], updates=4), 1)
+    with pytest.raises(UserError, match="was trained with another config .model.d_model: 48 -> 32"):
+        comparison.check_same(workdir, Arm("wide", named["base"], updates=4), 1)
+    with pytest.raises(UserError, match="another config .data.seed: 1 -> 0"):
+        comparison.check_same(workdir, Arm("wide", named["wide"], updates=4), 0)
+
+
+@pytest.mark.parametrize(
+    "score, lower",
+    [
+        ("valid/loss", True),
+        ("valid/bits_per_byte", True),
+        ("valid/kl", True),
+        ("test/rmse", True),
+        ("valid/answer_accuracy", False),
+        ("valid/power", False),
+        ("valid/bleu", False),
+    ],
+)
+def test_the_direction_of_a_score_is_in_its_words(score, lower):
+    assert Question((score,)).lower_is_better(score) == lower
+    assert Question((score,), better="higher").lower_is_better(score) is False
+
+
 def test_a_score_that_no_arm_logs_is_named_at_the_first_evaluation(fake, tmp_path):
     trained = fake(lambda arm, seed: {"valid/loss": 1.0})
     wrong = Comparison(
@@ -289,13 +348,31 @@ def test_texts_and_pairs_are_drawn_together():
     assert found["difference"] == pytest.approx(np.mean(second) - np.mean(first))
     low, high = found["interval"]
     assert low > 0.05 and found["p_value"] < 0.01
-    # Of the trainings and of the texts: wider than either alone.
+    # Of the trainings and of the texts: wider than either alone, and Student's.
     by_run = [float(b.mean() - a.mean()) for a, b in zip(first, second)]
     over_runs = np.std(by_run) / np.sqrt(6)
     over_texts = np.std(np.mean(second, axis=0) - np.mean(first, axis=0)) / np.sqrt(400)
-    assert (high - low) / 3.92 == pytest.approx(np.hypot(over_runs, over_texts), rel=0.25)
+    quantile = 2 * 2.571 * (6 / 5) ** 0.5  # of five degrees of freedom
+    assert (high - low) / quantile == pytest.approx(np.hypot(over_runs, over_texts), rel=0.25)
     same = predictions.comparison_over_seeds(share, first, first)["accuracy"]
     assert same == {"difference": 0.0, "interval": (0.0, 0.0), "p_value": 1.0}
+    (one,) = predictions.comparison_over_seeds(share, first[:1], second[:1]).values()
+    alone = predictions.comparison(share, second[0], first[0])["accuracy"]
+    assert one["interval"] == pytest.approx(alone["interval"], abs=0.02)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 5])
+def test_few_pairs_do_not_make_a_difference_of_noise(pairs):
+    """The percentiles of the same bootstrap would be wrong in 49, 26 and 16 % of experiments."""
+    random = np.random.default_rng(0)
+    share = predictions.Share("accuracy")
+
+    def experiment():
+        rates = 0.5 + 0.1 * random.normal(size=(2, pairs))
+        runs = (random.random((2, pairs, 100, 1)) < rates[..., None, None]).astype(float)
+        return predictions.comparison_over_seeds(share, *runs)["accuracy"]["p_value"]
+
+    assert np.mean([experiment() < 0.05 for _ in range(60)]) <= 0.12
 
 
 def test_translations_are_compared_text_by_text(tmp_path):
@@ -304,7 +381,7 @@ def test_translations_are_compared_text_by_text(tmp_path):
     rows = {row["score"]: row for row in result["by_text"]}
     assert rows["valid/bleu"]["difference"] == 0 and rows["valid/bleu"]["p_value"] == 1
     assert rows["valid/bleu"]["texts"] == 15
-    assert "valid/bleu over 15 texts and 1 pairs" in "\n".join(comparison.lines(result))
+    assert "valid/bleu over 15 texts of one pair alone" in "\n".join(comparison.lines(result))
 
 
 def test_a_run_without_scores_of_texts_is_named(compared):
@@ -337,3 +414,22 @@ def test_the_seeds_of_data_parameters_and_dropout_are_separate(tmp_path):
     assert not equal(params, other[0]) and equal(tokens, other[1])
     other = start(data__seed=1)
     assert equal(params, other[0]) and not equal(tokens, other[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("config", ["gpt/quickstart", "wmt/quickstart", "bert/quickstart"])
+def test_a_config_equals_itself_in_separate_processes_without_a_cache(config, tmp_path):
+    words = [config, "--arm=again:", "--pairs=1", f"--workdir={tmp_path / 'runs'}"]
+    words += ["--config.train.num_steps=2", "--config.train.eval_every=2"]
+    words += [f"--config.data.cache={tmp_path / 'cache'}"]
+    for number in range(2):
+        own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"programs-{number}")}
+        command = programs.command("compare", *words, f"--only={number}")
+        subprocess.run(command, env=programs.ENV | own, check=True, capture_output=True)
+    done = subprocess.run(programs.command("compare", *words), check=True, stdout=subprocess.PIPE)
+    result = json.loads(done.stdout)
+    (row,) = result["differences"]
+    assert row["mean"] == 0 and result["shared"][0]["because"] == []
+    paths = [tmp_path / "runs" / name / "seed-0" for name in ("quickstart", "again")]
+    kept = [[*open_run(path, "latest")][1] for path in paths]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *kept)))

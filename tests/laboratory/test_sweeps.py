@@ -1,13 +1,14 @@
 """Sweeps: their points, the best of them on fresh seeds, halving, and mistakes."""
 
+import dataclasses
 import math
 import xml.etree.ElementTree
 
 import pytest
 
 from tests import programs
-from tests.conftest import build_gpt
-from transformer_jax.config import UserError
+from tests.conftest import build_bert, build_gpt
+from transformer_jax.config import RunError, UserError
 from transformer_jax.laboratory import sweeps
 from transformer_jax.laboratory.sweeps import Sweep, axes_of, drawn, grid, name_of
 
@@ -67,7 +68,7 @@ def test_a_config_file_may_hold_its_sweep(tmp_path):
 
 
 def make(folder, rates="1e-4,3e-4,1e-3", **options):
-    config = build_gpt(folder, train__num_steps=8)
+    config = build_gpt(folder, train__num_steps=8, optimizer__warmup_steps=0)
     points = grid(axes_of([f"optimizer.learning_rate={rates}", "model.dropout=0,0.1"]))
     return Sweep(config, tuple(points), folder / "runs", **options)
 
@@ -86,7 +87,7 @@ def test_the_best_point_is_reported_on_fresh_seeds(fake, tmp_path):
     assert len(trained) == 6 * 2 + 2
     assert {arm for arm, seed in trained if seed > 1} == {result["best"]}
     fresh = result["best_on_fresh_seeds"]
-    assert fresh["values"] == pytest.approx((1.02, 1.03))
+    assert fresh["values"] == pytest.approx([1.02, 1.03])
     assert result["at_edge"] == ["model.dropout"]  # of two values, each is the last
     text = "\n".join(sweeps.lines(result))
     assert "with fresh seeds: 1.025" in text and "wider values may be better" in text
@@ -109,9 +110,42 @@ def test_halving_trains_the_better_half_on(fake, tmp_path):
 
 def test_halving_refuses_schedules_that_it_would_change(tmp_path):
     sweep = make(tmp_path, halving=True, changes=(("optimizer.schedule", "cosine"),))
-    with pytest.raises(UserError, match="--halving: config.optimizer.schedule=cosine depends on"):
+    with pytest.raises(UserError, match="optimizer.schedule=cosine depends on the length"):
         sweep.check()
     sweep.check(any_schedule=True)
+    # So does a warm-up that is a fraction of the run, and the lengths of phases.
+    warm = make(tmp_path, halving=True, changes=(("optimizer.warmup_steps", 0.5),))
+    with pytest.raises(UserError, match="optimizer.schedule=constant depends on the length"):
+        warm.check()
+    bert = Sweep(build_bert(tmp_path / "bert", train__num_steps=40), ({"model.dropout": "0"},), "x")
+    with pytest.raises(UserError, match="config.task.phases depends on the length"):
+        dataclasses.replace(bert, halving=True).check()
+    make(tmp_path, halving=True, changes=(("optimizer.schedule", "inverse_sqrt"),)).check()
+
+
+def test_a_point_that_diverges_is_the_worst_and_the_others_go_on(fake, tmp_path, capsys):
+    def value(arm, seed):
+        if "learning_rate=1e-3" in arm:
+            raise RunError("update 7: the loss is not finite")
+        return loss(arm, seed)
+
+    fake(value)
+    result = make(tmp_path, seeds=2).run()
+    assert result["best"].startswith("learning_rate=3e-4")
+    lost = [point for point in result["points"] if point["mean"] is None]
+    assert len(lost) == 2 and lost[0]["values"] == [None, None]
+    assert "  diverged" in "\n".join(sweeps.lines(result))
+    assert "seed 0: update 7: the loss is not finite" in capsys.readouterr().err
+
+
+def test_a_run_that_is_already_longer_is_not_shortened(fake, tmp_path):
+    fake(loss)
+    sweep = make(tmp_path, seeds=1)
+    workdir = sweep.folder / sweep.arms()[0].name / "seed-0"
+    workdir.mkdir(parents=True)
+    (workdir / "metrics.jsonl").write_text('{"step": 9, "valid/loss": 1.0}\n')
+    with pytest.raises(UserError, match="was trained to update 9, without an evaluation at 8"):
+        sweep.run()
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def test_means_and_differences_are_those_of_student():
     needed = verdicts.pairs_needed(paired.deviation, 0.05)
     assert verdicts.detectable(paired.deviation, needed) <= 0.05
     assert verdicts.detectable(paired.deviation, needed - 1) > 0.05
+    assert verdicts.pairs_needed(1.0, 0.0) is None and verdicts.pairs_needed(1.0, 1e-6) is None
     with pytest.raises(ValueError, match="5 and 4 scores"):
         difference(A, B[:4])
 
@@ -69,7 +70,10 @@ def test_verdicts():
     assert judge([noisy]) == ["undecided"]
     sequential = difference(A, B, sequential=True)
     assert sequential.p is None and sequential.low < lower.low
-    # A constant difference, as of two arms that differ by a bias alone, is certain.
+    # A constant difference, as of two arms that differ by a bias alone, is certain from four pairs.
+    few = difference(A[:2], [x + 0.25 for x in A[:2]])
+    assert judge([few]) == ["undecided"] and few.low == -math.inf
+    assert more_pairs(few, 0.0, 0.05) == 2
     shifted = difference(A, [x + 0.25 for x in A])
     assert judge([shifted]) == ["worse"]
 
@@ -79,6 +83,18 @@ def test_holm_rejects_what_statsmodels_would():
     assert verdicts.holm([0.02, 0.06, 0.01]) == [True, False, True]
     assert verdicts.holm([0.03, 0.03, 0.03]) == [False] * 3
     assert verdicts.holm([]) == []
+
+
+def test_all_verdicts_together_are_wrong_in_one_of_twenty_experiments():
+    """With a margin, too: one arm is equal but noisy, the other is just at the margin."""
+    random = np.random.default_rng(0)
+    wrong, count, margin, level = 0, 2000, 3.0, verdicts.level(2)
+    for _ in range(count):
+        draws = (random.normal(0, 10, 20), random.normal(margin, 1, 20))
+        found = [difference(np.zeros(20), draw, alpha=level) for draw in draws]
+        first, second = judge(found, margin=margin)
+        wrong += first in ("better", "worse") or second in ("better", "no difference that matters")
+    assert wrong / count <= 0.06
 
 
 def test_more_pairs_are_as_many_as_decide():

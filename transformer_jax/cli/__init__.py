@@ -127,6 +127,28 @@ def define_hosts() -> None:
     )
 
 
+def define_only() -> None:
+    """Defines the flag of programs that train many runs, of which a job of an array trains one."""
+    absl_flags.DEFINE_integer(
+        "only",
+        None,
+        "Train only the run with this number, from 0; default in a Slurm job array: the number of "
+        "the task.",
+        lower_bound=0,
+    )
+
+
+def only(count: int) -> int | None:
+    """Returns the number of the only run to train, or None. Raises UserError if there is none."""
+    number = FLAGS.only
+    if number is None and "SLURM_ARRAY_TASK_ID" in os.environ:
+        # The tasks of an array run the same command, so the number must come from Slurm.
+        number = int(os.environ["SLURM_ARRAY_TASK_ID"])
+    if number is not None and number >= count:
+        raise UserError(f"--only={number}: there are the runs 0 to {count - 1}")
+    return number
+
+
 def define_step() -> None:
     _define("step", "best", "Checkpoint: best, latest or a step.")
 

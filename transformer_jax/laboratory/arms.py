@@ -21,6 +21,14 @@ from transformer_jax.runs.train import make_step
 from transformer_jax.storage import buckets
 
 SAME_UPDATES = "same-updates"
+_SEEDS = ("train.seed", "data.seed", "train.dropout_seed")
+
+
+def _whole(key: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise UserError(f"config.{key}={value!r} is not a whole number") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +47,24 @@ class Arm:
     changes: tuple[tuple[str, Any], ...] = ()
     updates: int | None = None
 
+    def __post_init__(self):
+        # The name is a folder, which must not lead out of the comparison's own.
+        if not re.fullmatch(r"[\w+-][\w.,=+-]*", self.name):
+            raise UserError(f"arm {self.name!r}: a name has letters, digits and . , = + - alone")
+
     def overrides(self, seed: int) -> list[tuple[str, Any]]:
-        """Returns the overrides of the run with a seed, which is that of all random numbers."""
+        """Returns the overrides of the run of a pair, whose number is the seed of all randomness.
+
+        Seeds among the arm's own changes are added to it, so that an arm with data.seed=1000
+        differs from one without in the data of every pair, and in nothing else.
+        """
+        own = {key: value for key, value in self.changes if key in _SEEDS}
+        changes = [(key, value) for key, value in self.changes if key not in _SEEDS]
         length = [] if self.updates is None else [("train.num_steps", self.updates)]
-        return [*self.changes, *length, ("train.seed", seed), ("data.seed", seed)]
+        seeds = [(key, seed + _whole(key, own.get(key, 0))) for key in _SEEDS[:2]]
+        # Without a seed of its own, dropout has that of the parameters.
+        seeds += [(key, seed + _whole(key, own[key])) for key in _SEEDS[2:] if key in own]
+        return [*changes, *length, *seeds]
 
     def resolved(self, seed: int = 0, workdir=None) -> spec.RunSpec:
         """Returns the run with a seed. Raises UserError for an error in the config."""
@@ -61,21 +83,28 @@ def parse(
 
     Raises UserError if there are not at least two arms, or two with the same name.
     """
-    arms = [Arm(_name(file), file, tuple(overrides)) for file in files]
+    stems = [_name(file) for file in files]
+    # Where two files have one name, as gpt/quickstart and bert/quickstart, the folder tells them
+    # apart.
+    named = [
+        f"{pathlib.PurePath(file).parent.name}-{stem}".strip("-") if stems.count(stem) > 1 else stem
+        for file, stem in zip(files, stems)
+    ]
+    arms = [Arm(name, file, tuple(overrides)) for name, file in zip(named, files)]
     if changes and len(arms) != 1:
         raise UserError(
             f"--arm={changes[0]}: changes one config, but there are {len(arms)} config files"
         )
     for text in changes:
         name, colon, keys = text.partition(":")
-        if not colon or not re.fullmatch(r"[\w.+-]+", name):
+        if not colon:
             raise UserError(f"--arm={text}: must be NAME:KEY=VALUE,KEY=VALUE")
         arms.append(Arm(name, files[0], (*overrides, *_pairs(text, keys))))
     if len(arms) < 2:
         raise UserError("give at least two configs, or one and --arm=NAME:KEY=VALUE")
     names = [arm.name for arm in arms]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two arms are called {twice[0]}; --arm=NAME:KEY=VALUE names one")
+        raise UserError(f"two arms are called {twice[0]}; give them different names")
     return arms
 
 
@@ -96,7 +125,7 @@ def _pairs(text: str, keys: str) -> list[tuple[str, str]]:
 
 
 def with_budget(arms: Sequence[Arm], budget: str) -> list[Arm]:
-    """Returns the arms with their numbers of updates, and says how their FLOPs compare.
+    """Returns the arms with their numbers of updates.
 
     With the budget "same-updates", each arm makes as many as its config says. Raises UserError if
     these numbers differ, or for a budget below one update.
@@ -169,8 +198,9 @@ def start_of(arm: Arm) -> Start:
 def shared(first: Start, second: Start) -> dict[str, Any]:
     """Returns what the runs of two arms with the same seed have in common, and why not more.
 
-    `rows` and `other_rows` are names of arrays of a batch, `parameters` and `all_parameters` count
-    the initial values of the second arm, and `because` are the keys that differ.
+    `rows` and `other_rows` are names of arrays of a batch, `dropout` whether its keys are equal,
+    `parameters` and `all_parameters` count the initial values of the second arm, and `because` are
+    the keys that differ.
     """
     names = [*first.batch, *(name for name in second.batch if name not in first.batch)]
     rows = [
@@ -200,11 +230,17 @@ def shared(first: Start, second: Start) -> dict[str, Any]:
     return {
         "rows": rows,
         "other_rows": [name for name in names if name not in rows],
+        "dropout": _seed_of_dropout(first) == _seed_of_dropout(second),
         "parameters": sum(size[name] for name in equal),
         "all_parameters": sum(size.values()),
         "values_compared": first.params is not None and second.params is not None,
         "because": keys,
     }
+
+
+def _seed_of_dropout(start: Start) -> int:
+    own = start.settings["train.dropout_seed"]
+    return start.settings["train.seed"] if own is None else own
 
 
 def described(names: tuple[str, str], common: Mapping[str, Any]) -> str:
@@ -214,12 +250,13 @@ def described(names: tuple[str, str], common: Mapping[str, Any]) -> str:
     if common["rows"] and common["other_rows"]:
         rows = f"of the rows {', '.join(common['rows'])}, not {', '.join(common['other_rows'])}"
     by_shape = "" if common["values_compared"] else ", by path and shape alone"
+    dropout = "the keys of dropout" if common["dropout"] else "no keys of dropout"
     values = (
         f"the initial values of {share:.1%} of {names[1]}'s parameters"
         if share
         else "no initial values"
     )
-    text = f"{names[0]} and {names[1]} share {rows}, the keys of dropout, and {values}{by_shape}"
+    text = f"{names[0]} and {names[1]} share {rows}, {dropout}, and {values}{by_shape}"
     if common["because"]:
         keys = ", ".join(common["because"][:6]) + (", ..." if len(common["because"]) > 6 else "")
         return f"{text}; they differ in {keys}"
@@ -234,16 +271,17 @@ def folder_of(folder: pathlib.Path | buckets.Path, arm: Arm, seed: int):
     return folder / arm.name / f"seed-{seed}"
 
 
-def final_scores(folder: pathlib.Path | buckets.Path, updates: int) -> dict[str, float]:
-    """Returns the scores of the evaluation after the last update of a run; empty if unfinished."""
+def final_scores(folder: pathlib.Path | buckets.Path, updates: int) -> dict[str, float | None]:
+    """Returns the scores of the evaluation after the last update of a run; empty if unfinished.
+
+    A score that is not finite is None.
+    """
     if not (folder / "metrics.jsonl").is_file():
         return {}
     scores = {}
     for line in spec.metrics(folder):
-        if line["step"] == updates:
-            scores |= {
-                name: value
-                for name, value in line.items()
-                if name != "step" and not name.startswith("train/") and value is not None
-            }
+        # A progress line is written before the evaluation, so that it alone is no sign of the end.
+        is_progress = any(name.startswith(("train/", "hook/")) for name in line)
+        if line["step"] == updates and not is_progress:
+            scores |= {name: value for name, value in line.items() if name != "step"}
     return scores

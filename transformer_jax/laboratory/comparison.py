@@ -11,7 +11,8 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
+from transformer_jax.config import RunError, UserError
+from transformer_jax.distributed import hosts
 from transformer_jax.laboratory import arms as arms_
 from transformer_jax.laboratory import verdicts
 from transformer_jax.laboratory.arms import SAME_UPDATES, Arm
@@ -25,8 +26,11 @@ from transformer_jax.scores import predictions
 from transformer_jax.storage import buckets
 
 _RECORD = "comparison.json"  # in the folder of a comparison: what it compares, and its result
-# Parts of the names of scores of which a lower one is better.
-_ERRORS = ("loss", "nll", "perplexity", "bits_per", "wer", "cer", "error", "ece")
+# Words in the names of scores of which a lower one is better.
+_ERRORS = frozenset(
+    "loss nll perplexity bits wer cer ter error errors ece kl distance mse rmse mae fid".split()
+)
+BETTER = ("by name", "lower", "higher")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Question:
         to train at most `pairs`.
       texts: "valid" or "test", whose texts are scored one at a time after the last pair, by BLEU,
         accuracy and the like; "": none are.
+      better: "lower" or "higher" scores, or "by name", where losses, perplexities, distances and
+        error rates are better if lower.
     """
 
     scores: tuple[str, ...]
@@ -49,6 +55,13 @@ class Question:
     pairs: int = 8
     until_decided: bool = False
     texts: str = ""
+    better: str = BETTER[0]
+
+    def lower_is_better(self, score: str) -> bool:
+        """Returns whether a lower value of this score is better."""
+        if self.better != BETTER[0]:
+            return self.better == "lower"
+        return not _ERRORS.isdisjoint(score.rpartition("/")[2].split("_"))
 
     def check(self) -> None:
         """Raises UserError for a margin or a number of pairs that makes no sense."""
@@ -89,6 +102,7 @@ class Comparison:
         """Trains a run, unless it is complete. Raises UserError for a score that it lacks."""
         workdir = arms_.folder_of(self.folder, arm, seed)
         if arms_.final_scores(workdir, arm.updates):
+            check_same(workdir, arm, seed)
             say(f"{arm.name}, seed {seed}: done")
             return
         say(f"{arm.name}, seed {seed}")
@@ -102,7 +116,10 @@ class Comparison:
                     f"{', '.join(sorted(scores))}"
                 )
 
-        train(arm.config, workdir, overrides=arm.overrides(seed), on_evaluate=check)
+        try:
+            train(arm.config, workdir, overrides=arm.overrides(seed), on_evaluate=check)
+        except RunError as error:
+            raise RunError(f"{arm.name}, seed {seed}: {error}") from None
 
     def begin(self) -> None:
         """Records what is compared. Raises UserError if the folder holds another comparison."""
@@ -125,6 +142,8 @@ class Comparison:
                     f"--workdir={self.folder}: holds another comparison ({what}); take another "
                     "folder"
                 )
+        # Arms of an earlier call stay, so that none of them can come back with another config.
+        record["arms"] = earlier.get("arms", {}) | record["arms"]
         self._write(earlier | record)
 
     def run(self) -> dict[str, Any]:
@@ -133,7 +152,8 @@ class Comparison:
         The same call goes on after any stop, and trains no complete run again.
         """
         self.begin()
-        common = self.common()
+        # Each process of several holds only its part of a batch.
+        common = self.common() if hosts.count() == 1 else []
         for line in common:
             say(line["line"])
         costs = {arm.name: arms_.cost(arm) for arm in self.arms}
@@ -179,6 +199,11 @@ class Comparison:
                         f"{name}, seed {seed}: no {missing[0]} after its last update; it has "
                         f"{', '.join(sorted(scores)) or 'no evaluation there'}"
                     )
+                if lost := [score for score in self.question.scores if scores[score] is None]:
+                    raise RunError(
+                        f"{name}, seed {seed}: {lost[0]} is not finite after the last update, so "
+                        "there is no difference to judge"
+                    )
         return {
             score: {name: [scores[score] for scores in runs] for name, runs in finished.items()}
             for score in self.question.scores
@@ -195,7 +220,7 @@ class Comparison:
         for score, other in names:
             own = values[score][first]
             margins.append(self.question.margin_of(sum(own) / len(own)))
-            lower.append(lower_is_better(score))
+            lower.append(self.question.lower_is_better(score))
             differences.append(
                 verdicts.difference(
                     own,
@@ -249,7 +274,8 @@ class Comparison:
 
     def _text_statistics(self, arm: Arm, seed: int) -> list:
         """Returns the measures of a run's last checkpoint with their statistics."""
-        task, params = open_run(arms_.folder_of(self.folder, arm, seed), "latest")
+        files = {f"{section}_file": file for section, file in arm.resolved(seed).files.items()}
+        task, params = open_run(arms_.folder_of(self.folder, arm, seed), "latest", **files)
         if not callable(getattr(task, "text_statistics", None)):
             raise UserError(
                 f"--texts={self.question.texts}: {arm.name} is a {task.config.task.name} run, "
@@ -295,6 +321,8 @@ class Comparison:
             ]
             for arm in self.arms
         }
+        if hosts.index():
+            return []
         figure = paired_runs.comparison(result, curves)
         paths = [self.folder / f"comparison.{ending}" for ending in ("png", "svg")]
         for path in paths:
@@ -302,6 +330,8 @@ class Comparison:
         return paths
 
     def _write(self, record: dict[str, Any]) -> None:
+        if hosts.index():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         buckets.write_whole(self.folder / _RECORD, json.dumps(record, indent=2, default=str) + "\n")
 
@@ -320,14 +350,23 @@ def recorded(folder: pathlib.Path | buckets.Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
-def lower_is_better(score: str) -> bool:
-    """Returns whether a score is an error, by the last part of its name."""
-    name = score.rpartition("/")[2]
-    return any(part in name for part in _ERRORS)
+def check_same(workdir: pathlib.Path | buckets.Path, arm: Arm, seed: int) -> None:
+    """Raises UserError if a complete run was trained with another config than the arm's now."""
+    run = arm.resolved(seed)
+    different = configs.differences(spec.read(workdir, run.files).config, ConfigDict(run.config))
+    if different:
+        raise UserError(
+            f"{workdir}: was trained with another config ({different[0]}); take another folder"
+        )
 
 
 def is_decided(result: dict[str, Any]) -> bool:
-    return all(row["verdict"] != verdicts.UNDECIDED for row in result["differences"])
+    """Returns whether every difference has a verdict. A tie needs four pairs to count as one."""
+    return all(
+        row["verdict"] != verdicts.UNDECIDED
+        and (row["verdict"] != verdicts.IDENTICAL or row["pairs"] >= 4)
+        for row in result["differences"]
+    )
 
 
 def _plain(statistics: Any) -> dict[str, Any]:
@@ -349,18 +388,20 @@ def lines(result: dict[str, Any]) -> list[str]:
     """Returns a result as lines of text: a table of the arms, and the differences in words."""
     text = []
     for score, by_arm in result["scores"].items():
-        better = "lower" if lower_is_better(score) else "higher"
-        text.append(f"{score} ({better} is better), {result['pairs']} pairs")
+        rows = [row for row in result["differences"] if row["score"] == score]
+        better = "lower" if rows[0]["lower_is_better"] else "higher"
+        count = "1 pair" if result["pairs"] == 1 else f"{result['pairs']} pairs"
+        text.append(f"{score} ({better} is better), {count}")
         width = max(map(len, by_arm))
         for name, each in by_arm.items():
             text.append(f"  {name:{width}}  {each['mean']:10.5g}  {_interval(each)}")
-        for row in result["differences"]:
-            if row["score"] == score:
-                text.append(f"  {_verdict(row)}")
+        text += [f"  {_verdict(row)}" for row in rows]
     for row in result.get("by_text", []):
         low, high = row["interval"]
+        # A single pair knows nothing of how trainings vary.
+        drawn = f" and {row['pairs']} pairs" if row["pairs"] > 1 else " of one pair alone"
         text.append(
-            f"{row['score']} over {row['texts']:,} texts and {row['pairs']} pairs: {row['arm']} - "
+            f"{row['score']} over {row['texts']:,} texts{drawn}: {row['arm']} - "
             f"{row['against']} {row['difference']:+.4g} ({low:+.4g} to {high:+.4g}), "
             f"p = {row['p_value']:.3g}"
         )
@@ -380,13 +421,17 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["low"] is not None:
         head += f" ({row['low']:+.4g} to {row['high']:+.4g})"
     facts = [f"{head}: {row['verdict']}"]
+    if row["pairs"] == 1:
+        return f"{facts[0]}; one pair decides nothing"
     if row["verdict"] == verdicts.UNDECIDED:
         more = row["more_pairs"]
         facts.append(f"about {more:,} more pairs" if more else "far more pairs than are practical")
     if row["removed"] is not None:
         facts.append(f"pairing removed {row['removed']:.0%} of the variance")
     if row["detectable"] is not None and not row["sequential"]:
-        facts.append(f"a difference of {row['detectable']:.3g} would have been found")
+        facts.append(
+            f"a difference of {row['detectable']:.3g} would be found four times out of five"
+        )
     return "; ".join(facts)
 
 
@@ -400,6 +445,7 @@ def compare(
     margin: str = "",
     until_decided: bool = False,
     texts: str = "",
+    better: str = BETTER[0],
     overrides: spec.Overrides = (),
 ) -> dict[str, Any]:
     """Trains pairs of runs of two or more configs, and returns their differences and verdicts.
@@ -415,6 +461,8 @@ def compare(
       until_decided: stop after the first pair that decides, and train at most `pairs`.
       texts: "valid" or "test", whose texts are also scored one at a time, by BLEU or accuracy, with
         a bootstrap over texts and pairs.
+      better: "lower" or "higher" scores; "by name": losses, distances and error rates are better if
+        lower.
       overrides: changes of all arms, as in `config.load`.
 
     Returns what `python -m transformer_jax.compare` prints: the means of each arm under "scores",
@@ -430,7 +478,7 @@ def compare(
       >>> result["differences"][0]["verdict"]
       'identical in every pair'
     """
-    question = Question(tuple(scores), margin, pairs, until_decided, texts)
+    question = Question(tuple(scores), margin, pairs, until_decided, texts, better)
     question.check()
     changes = tuple(dict(overrides).items())
     named = [Arm(name, config, changes) for name, config in arms.items()]

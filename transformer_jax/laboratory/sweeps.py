@@ -14,22 +14,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
+from transformer_jax.config import RunError, UserError
+from transformer_jax.distributed import hosts
 from transformer_jax.laboratory import arms as arms_
 from transformer_jax.laboratory import verdicts
 from transformer_jax.laboratory.arms import SAME_UPDATES, Arm
-from transformer_jax.laboratory.comparison import Comparison, Question, lower_is_better
+from transformer_jax.laboratory.comparison import BETTER, Comparison, Question
 from transformer_jax.pictures import paired_runs
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.progress import say
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
 from transformer_jax.storage import buckets
+from transformer_jax.training.optimizer import schedule
 
 _RECORD = "sweep.json"
 _RUNGS = 3  # of successive halving: the runs stop at a quarter, at half, and at their end
-# Schedules whose learning rate does not depend on the length of the run.
-_ENDLESS = ("constant", "rsqrt")
 
 Axis = tuple[str, tuple[str, ...]]  # a key, and its values as they are written on a command line
 
@@ -110,7 +113,7 @@ def drawn(varied: Sequence[str], count: int, seed: int = 0) -> list[dict[str, st
 def name_of(point: Mapping[str, str]) -> str:
     """Returns the name of a point: the last parts of its keys, with their values."""
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
-    return re.sub(r"[^\w.,=+-]", "", text)
+    return re.sub(r"[^\w.,=+-]", "-", text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +135,16 @@ class Sweep:
     budget: str = SAME_UPDATES
     halving: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
+    better: str = BETTER[0]  # as in `Question`
 
     def arms(self) -> list[Arm]:
         """Returns the points as arms, with their numbers of updates."""
         named = {name_of(point): point for point in self.points}
         if len(named) < len(self.points):
-            raise UserError("two points of the sweep are equal; vary fewer values")
+            raise UserError(
+                "two points of the sweep have one name; draw fewer points, or vary values that "
+                "differ in their letters and digits"
+            )
         arms = [
             Arm(name, self.config, (*self.changes, *point.items())) for name, point in named.items()
         ]
@@ -151,12 +158,12 @@ class Sweep:
         if not self.halving or any_schedule:
             return
         for arm in self.arms():
-            schedule = arm.resolved().config.optimizer.schedule
-            if schedule not in _ENDLESS:
+            if what := _depends_on_length(arm):
                 raise UserError(
-                    f"--halving: config.optimizer.schedule={schedule} depends on the length of the "
-                    f"run, which halving changes; take {' or '.join(_ENDLESS)}, or "
-                    "--any_schedule, with which a run that goes on has another schedule from there"
+                    f"--halving: {arm.name}: {what} depends on the length of the run, which "
+                    "halving changes; take a schedule such as constant or inverse_sqrt, and "
+                    "numbers of updates instead of fractions, or --any_schedule, with which a run "
+                    "that goes on has another schedule from there"
                 )
 
     def run(self) -> dict[str, Any]:
@@ -184,7 +191,7 @@ class Sweep:
         result = {
             "workdir": str(self.folder),
             "score": self.score,
-            "lower_is_better": lower_is_better(self.score),
+            "lower_is_better": self._question.lower_is_better(self.score),
             "points": [
                 {"name": name, "keys": points[name], **_summary(x)}
                 for name, x in rungs[-1]["points"].items()
@@ -194,34 +201,56 @@ class Sweep:
             "best_on_fresh_seeds": _summary(fresh),
             "rungs": rungs if self.halving else [],
         }
-        figure = paired_runs.sweep(result, [*self.points[0]])
-        for ending in ("png", "svg"):
-            save(figure, self.folder / f"sweep.{ending}")
-        result["pictures"] = [str(self.folder / f"sweep.{ending}") for ending in ("png", "svg")]
-        buckets.write_whole(self.folder / _RECORD, json.dumps(result, indent=2) + "\n")
+        paths = [self.folder / f"sweep.{ending}" for ending in ("png", "svg")]
+        if not hosts.index():
+            figure = paired_runs.sweep(result, [*self.points[0]])
+            for path in paths:
+                save(figure, path)
+        result["pictures"] = [str(path) for path in paths]
+        if not hosts.index():
+            buckets.write_whole(self.folder / _RECORD, json.dumps(result, indent=2) + "\n")
         return result
 
-    def _trained(self, arms: Sequence[Arm], seeds: Sequence[int]) -> dict[str, list[float]]:
-        """Returns the scores of the runs of arms with these seeds, which are trained if need be."""
-        runs = Comparison(tuple(arms), self.folder, Question((self.score,)))
-        values = {}
-        for arm in arms:
-            values[arm.name] = []
-            for seed in seeds:
-                runs.train(seed, arm)
-                workdir = arms_.folder_of(self.folder, arm, seed)
-                scores = arms_.final_scores(workdir, arm.updates)
-                if self.score not in scores:
-                    raise UserError(
-                        f"{arm.name}, seed {seed}: no {self.score} after update {arm.updates:,}; "
-                        "set config.train.eval_every so that an evaluation falls there"
-                    )
-                values[arm.name].append(scores[self.score])
-        return values
+    def _trained(self, arms: Sequence[Arm], seeds: Sequence[int]) -> dict[str, list[float | None]]:
+        """Returns the scores of the runs of arms with these seeds, which are trained if need be.
 
-    def _rank(self, values: Sequence[float]) -> float:
+        The score of a run that diverged is None.
+        """
+        runs = Comparison(tuple(arms), self.folder, self._question)
+        return {arm.name: [self._score(runs, seed, arm) for seed in seeds] for arm in arms}
+
+    def _score(self, runs: Comparison, seed: int, arm: Arm) -> float | None:
+        workdir = arms_.folder_of(self.folder, arm, seed)
+        scores = arms_.final_scores(workdir, arm.updates)
+        newest = max((line["step"] for line in metrics_of(workdir)), default=0)
+        if not scores and newest > arm.updates:
+            raise UserError(
+                f"{workdir}: was trained to update {newest:,}, without an evaluation at "
+                f"{arm.updates:,}; take another folder"
+            )
+        try:
+            runs.train(seed, arm)
+        except RunError as error:
+            # The rate at the upper end of a sweep is often too high. The other points go on.
+            say(f"{error}; this point counts as the worst")
+            return None
+        scores = arms_.final_scores(workdir, arm.updates)
+        if self.score not in scores:
+            raise UserError(
+                f"{arm.name}, seed {seed}: no {self.score} after update {arm.updates:,}; set "
+                "config.train.eval_every so that an evaluation falls there"
+            )
+        return scores[self.score]
+
+    @property
+    def _question(self) -> Question:
+        return Question((self.score,), better=self.better)
+
+    def _rank(self, values: Sequence[float | None]) -> float:
+        if None in values:
+            return math.inf
         center = sum(values) / len(values)
-        return center if lower_is_better(self.score) else -center
+        return center if self._question.lower_is_better(self.score) else -center
 
 
 def _at_edge(points: Sequence[Mapping[str, str]], best: Mapping[str, str]) -> list[str]:
@@ -237,9 +266,32 @@ def _at_edge(points: Sequence[Mapping[str, str]], best: Mapping[str, str]) -> li
     return keys
 
 
-def _summary(values: Sequence[float]) -> dict[str, Any]:
-    found = dataclasses.asdict(verdicts.mean(values))
+def _summary(values: Sequence[float | None]) -> dict[str, Any]:
+    """Returns the fields of `verdicts.Mean`; None for what is not finite, or if a run diverged."""
+    if None in values:
+        names = (field.name for field in dataclasses.fields(verdicts.Mean))
+        return dict.fromkeys(names) | {"values": list(values)}
+    found = dataclasses.asdict(verdicts.mean(values)) | {"values": list(values)}
     return {name: x if np.all(np.isfinite(x)) else None for name, x in found.items()}
+
+
+def metrics_of(workdir: pathlib.Path | buckets.Path) -> list[dict]:
+    return spec.metrics(workdir) if (workdir / "metrics.jsonl").is_file() else []
+
+
+def _depends_on_length(arm: Arm) -> str:
+    """Returns what of a run would differ in its first updates if it were shorter; "" if nothing."""
+    whole = arm.resolved().config
+    shorter = dataclasses.replace(arm, updates=max(1, arm.updates // 4)).resolved().config
+    updates = np.unique(np.linspace(0, shorter.train.num_steps - 1, 50).astype(int))
+    rates = [
+        [float(schedule(config.optimizer, config.train.num_steps)(step)) for step in updates]
+        for config in (whole, shorter)
+    ]
+    if rates[0] != rates[1]:
+        return f"the learning rate of config.optimizer.schedule={whole.optimizer.schedule}"
+    phases = make_task(ConfigDict(whole)).phase_steps
+    return "config.task.phases" if phases is not None and len(phases) > 1 else ""
 
 
 def varied_by(path: str) -> list[str]:
@@ -258,12 +310,20 @@ def varied_by(path: str) -> list[str]:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Returns a result as lines of text, the best point first."""
     sign = 1 if result["lower_is_better"] else -1
-    ranked = sorted(result["points"], key=lambda each: sign * each["mean"])
+    ranked = sorted(
+        result["points"],
+        key=lambda each: math.inf if each["mean"] is None else sign * each["mean"],
+    )
     width = max(len(each["name"]) for each in ranked)
     text = [f"{result['score']}, the best of {len(ranked)} points first"]
     for each in ranked:
+        if each["mean"] is None:
+            text.append(f"  {each['name']:{width}}  diverged")
+            continue
         text.append(f"  {each['name']:{width}}  {each['mean']:10.5g}  {_interval(each)}")
     fresh = result["best_on_fresh_seeds"]
+    if fresh["mean"] is None:
+        return [*text, f"{result['best']} diverged with a fresh seed"]
     text.append(f"{result['best']} with fresh seeds: {fresh['mean']:.5g}  {_interval(fresh)}")
     if result["at_edge"]:
         keys = " and ".join(result["at_edge"])

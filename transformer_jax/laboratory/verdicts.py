@@ -25,6 +25,9 @@ _POWER = 0.8  # of the smallest difference that is called detectable, as is usua
 # often above 1, and 3 gives the shortest intervals from 5 to 20 pairs.
 _MIXTURE = 3.0
 _MOST = 10_000  # pairs that are still worth naming as a remedy
+# Pairs from which equal differences count as certain. Two of them may be equal by chance, as
+# accuracies on few examples are.
+_FEWEST_EXACT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,9 @@ def difference(
         raise ValueError(f"{len(a)} and {len(b)} scores: pairs need equally many")
     differences = b - a
     pairs, center, deviation = len(a), float(differences.mean()), _deviation(differences)
-    if sequential:
+    if deviation == 0 and center != 0 and pairs < _FEWEST_EXACT:
+        radius, p = math.inf, None if sequential else 1.0
+    elif sequential:
         radius, p = sequence_radius(deviation, pairs, alpha), None
     else:
         radius, p = _radius(deviation, pairs, alpha), _p_value(center, deviation, pairs)
@@ -150,9 +155,13 @@ def detectable(deviation: float, count: int) -> float:
     return float(quantiles.sum()) * deviation / math.sqrt(count)
 
 
-def pairs_needed(deviation: float, wanted: float) -> int:
-    """Returns the number of pairs with which a difference `wanted` is detectable."""
-    return _first(lambda count: detectable(deviation, count) <= wanted, 2)
+def pairs_needed(deviation: float, wanted: float) -> int | None:
+    """Returns the number of pairs with which a difference `wanted` is detectable.
+
+    None stands for more than 10,000.
+    """
+    needed = _first(lambda count: detectable(deviation, count) <= wanted, 2)
+    return None if needed > _MOST else needed
 
 
 def sequence_radius(deviation: float, count: int, alpha: float = ALPHA) -> float:
@@ -194,15 +203,18 @@ def verdicts(
     """Returns the verdict on each difference, which together are wrong with probability 5 %.
 
     An arm is better or worse than the first one if the means differ: by Holm's procedure (1979), or
-    because a confidence sequence excludes 0. There is no difference that matters if the whole
-    interval lies within +-margin; a margin of 0 gives no such verdict. The levels of confidence
-    sequences, and of the intervals that are compared with a margin, must already be divided by the
-    number of differences (`level`).
+    because an interval excludes 0 if it is a confidence sequence, or if there is a margin. There is
+    no difference that matters if the whole interval lies within +-margin; a margin of 0 gives no
+    such verdict. The levels of these intervals must already be divided by the number of differences
+    (`level`).
     """
     rejected = holm([1.0 if each.p is None else each.p for each in differences])
+    # Holm's procedure spends the whole level on better and worse, and would leave none for the
+    # verdict about the margin.
+    by_interval = any(margin) or any(each.sequential for each in differences)
     result = []
     for number, each in enumerate(differences):
-        differs = not each.low <= 0 <= each.high if each.sequential else rejected[number]
+        differs = not each.low <= 0 <= each.high if by_interval else rejected[number]
         is_lower = each.mean < 0
         if each.is_identical:
             result.append(IDENTICAL if each.pairs > 1 else UNDECIDED)
@@ -238,6 +250,8 @@ def more_pairs(each: Difference, margin: float, alpha: float) -> int | None:
     None stands for more than 10,000.
     """
     distance = abs(each.mean)
+    if each.deviation == 0 and distance:
+        return max(_FEWEST_EXACT - each.pairs, 1)
     # The interval must leave 0, or shrink into the margin, whichever takes fewer pairs.
     wanted = max(distance, margin - distance)
     if each.deviation == 0 or wanted <= 0:

@@ -97,10 +97,12 @@ def sweep(result: Mapping[str, Any], keys: Sequence[str]) -> "Figure":
     One key gives the score by its value, with the range of the seeds; two give a map of the mean;
     more, or values that are no numbers, give a list of the points, the best at the top.
     """
+    # A point of which a run diverged has no place in a picture.
+    result = dict(result) | {"points": [x for x in result["points"] if x["mean"] is not None]}
     numbers = _numbers(result["points"], keys)
     figure = new_figure((7, max(3.6, 0.3 * len(result["points"]) + 1.4)), "")
     axes = figure.subplots()
-    if numbers is None or len(keys) > 2:
+    if numbers is None or len(keys) > 2 or not len(numbers):
         _listed(axes, result)
     elif len(keys) == 1:
         _by_value(axes, result, numbers[:, 0], keys[0])

@@ -40,10 +40,12 @@ def updates_for(config: ConfigDict, flops: float, flag: str = "--budget") -> int
 
     if total(1) > flops:
         raise UserError(f"{flag}: {flops:.3g} FLOPs are less than one update, {total(1):.3g}")
-    # The FLOPs are nearly proportional to the updates, so a few steps of bisection suffice.
-    low, high = 1, 2
+    # The FLOPs are nearly proportional to the updates, so the search begins around that guess.
+    guess = max(1, int(flops / (total(1000) / 1000)))
+    low, high = (guess, guess + 1) if total(guess) <= flops else (1, guess)
+    step = 1
     while total(high) <= flops:
-        low, high = high, 2 * high
+        low, high, step = high, high + step, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if total(middle) <= flops else (low, middle)

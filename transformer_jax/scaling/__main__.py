@@ -20,7 +20,6 @@ sbatch --array=0-17 launch/slurm.sbatch .venv/bin/python -m transformer_jax.scal
 """
 
 import json
-import os
 
 from absl import flags
 
@@ -34,13 +33,7 @@ def define_flags() -> None:
     cli.define_config(required=False)
     cli.define_workdir()
     cli.define_hosts()
-    flags.DEFINE_integer(
-        "only",
-        None,
-        "run: trains only the run with this number, from 0; default in a Slurm job array: the "
-        "number of the task.",
-        lower_bound=0,
-    )
+    cli.define_only()
     flags.DEFINE_bool(
         "held_out", False, "run: trains the held-out run, which must be predicted first."
     )
@@ -56,16 +49,10 @@ def run() -> None:
 
     options = cli.FLAGS
     names = _family().names
-    only = options.only
-    if only is None and "SLURM_ARRAY_TASK_ID" in os.environ:
-        # The tasks of an array run the same command, so the number must come from Slurm.
-        only = int(os.environ["SLURM_ARRAY_TASK_ID"])
     if options.held_out:
         fits.predicted(options.workdir)  # raises UserError if nothing has been predicted yet
         names = [HELD_OUT]
-    elif only is not None:
-        if only >= len(names):
-            raise UserError(f"--only={only}: the family has the runs 0 to {len(names) - 1}")
+    elif (only := cli.only(len(names))) is not None:
         names = [names[only]]
     runs.train({name: cli.load_config(argument=name) for name in names}, options.workdir)
 

@@ -84,10 +84,13 @@ def _values(span: Span) -> Iterator[tuple[str | Location, object]]:
 
 
 def _unpacked(row: dict, where: str) -> dict:
-    packed = {key: row[key] for key in _NO_TEXTS if isinstance(row.get(key), str)}
-    rest = {key: value for key, value in row.items() if key not in packed}
-    # An empty cell is none, because a table has the columns of all its rows.
-    return rest | {key: from_json(x, f"{where}: {key!r}") for key, x in packed.items() if x}
+    # An empty cell is none, because a table has the columns of all its rows. Only a prompt may be
+    # an empty text, where no messages stand in its place.
+    filled = {key: value for key, value in row.items() if value != ""}
+    if "messages" not in filled and "prompt" in row:
+        filled["prompt"] = row["prompt"]
+    packed = [key for key in _NO_TEXTS if isinstance(filled.get(key), str)]
+    return filled | {key: from_json(filled[key], f"{where}: {key!r}") for key in packed}
 
 
 def _conversation(value, location: str | Location) -> list[Message]:

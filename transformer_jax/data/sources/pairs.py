@@ -97,7 +97,7 @@ def _segments(file: str) -> Iterator[str]:
     segments = re.findall(r"<seg\b[^>]*>(.*?)</seg\s*>", content, re.DOTALL | re.IGNORECASE)
     if not segments:
         raise UserError(f"{file}: no <seg> in this SGM file")
-    return (_one_line(html.unescape(segment)) for segment in segments)
+    return (_one_line(html.unescape(segment)).strip() for segment in segments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class FilePairs:
         for path in self.paths:
             read = _reader(path)
             for source, target in read(path, self.languages):
-                yield _one_line(source), _one_line(target)
+                yield _one_line(source).strip(), _one_line(target).strip()
 
 
 def _one_line(text: str) -> str:
@@ -137,7 +137,7 @@ def _one_line(text: str) -> str:
 
 def _reader(path: str) -> Callable[[str, Pair], Iterator[Pair]]:
     """Returns the reader of a file with both sides. Raises UserError if there is none."""
-    name = uncompressed_name(path).lower()
+    name = uncompressed_name(path)
     ending = next((ending for ending in _READERS if name.endswith(ending)), None)
     if ending is None:
         raise UserError(
@@ -153,13 +153,15 @@ def _table_pairs(path: str, languages: Pair) -> Iterator[Pair]:
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: not a JSON object with the sides of a pair")
         sides = row["translation"] if isinstance(row.get("translation"), Mapping) else row
-        columns = next((names for names in _columns(languages) if {*names} <= {*sides}), None)
+        columns = next((names for names in _columns(languages) if {*names} & {*sides}), None)
         if columns is None:
             raise UserError(
                 f"{where}: no columns {' and '.join(map(repr, languages))} "
                 "(config.data.source_language and target_language), nor 'source' and 'target'; "
                 f"there are {', '.join(map(str, [*sides][:12]))}"
             )
+        if missing := [column for column in columns if column not in sides]:
+            raise UserError(f"{where}: no text in the column {missing[0]!r}")
         pair = tuple(sides[column] for column in columns)
         if not all(isinstance(text, str) for text in pair):
             raise UserError(f"{where}: both sides of a pair must be texts")
@@ -171,15 +173,22 @@ def _columns(languages: Pair) -> tuple[Pair, Pair]:
 
 
 def _tab_separated_pairs(path: str, languages: Pair) -> Iterator[Pair]:
-    indices = (0, 1)
+    indices, width, blank = (0, 1), 0, 0
     for number, line in enumerate(text_lines(path), 1):
         row = line.split("\t")
+        if not line.strip():
+            blank = blank or number  # many editors leave a blank line at the end
+            continue
+        if blank:
+            raise UserError(f"{path}:{blank}: an empty line; only at the end are they left out")
         named = [names for names in _columns(languages) if {*names} <= {*row}]
         if number == 1 and named:
-            indices = tuple(map(row.index, named[0]))
+            indices, width = tuple(map(row.index, named[0])), len(row)
             continue
-        if len(row) <= max(indices):
-            raise UserError(f"{path}:{number}: {len(row)} column, a pair needs two, with a tab")
+        if len(row) < 2:
+            raise UserError(f"{path}:{number}: 1 column, a pair needs two, with a tab")
+        if width and len(row) != width:
+            raise UserError(f"{path}:{number}: {len(row)} columns, the header has {width}")
         yield tuple(row[index] for index in indices)
 
 
@@ -222,7 +231,7 @@ def _in_language(texts: Mapping[str, str], language: str) -> str | None:
 
 
 def _xliff_pairs(path: str, languages: Pair) -> Iterator[Pair]:
-    """Yields the pairs of XLIFF 1.2 and 2.0; units without a translation are left out."""
+    """Yields the pairs of XLIFF 1.2 and 2.0; units that are not translated are left out."""
     # Whole <segment>s in version 2, whose <unit>s may have several.
     for named, unit in _elements(path, "trans-unit", "segment"):
         own = (
@@ -230,7 +239,7 @@ def _xliff_pairs(path: str, languages: Pair) -> Iterator[Pair]:
             named.get("target-language") or named.get("trgLang"),
         )
         sides = [next(_children(unit, name), None) for name in ("source", "target")]
-        if None in sides:
+        if None in sides or not _is_translated(unit, sides[1]):
             continue
         texts = dict(zip(own, map(_text, sides)))
         pair = tuple(_in_language(texts, language) for language in languages if None not in texts)
@@ -240,6 +249,13 @@ def _xliff_pairs(path: str, languages: Pair) -> Iterator[Pair]:
                 "(config.data.source_language and target_language)"
             )
         yield pair
+
+
+def _is_translated(unit: ElementTree.Element, target: ElementTree.Element) -> bool:
+    # The state of XLIFF 1.2 is that of the target, and the one of 2.0 that of the segment.
+    state = target.get("state") or unit.get("state") or ""
+    untranslated = state in ("new", "initial") or state.startswith("needs-")
+    return bool(_text(target).strip()) and not untranslated
 
 
 _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -261,12 +277,15 @@ def _elements(path: str, *names: str) -> Iterator[tuple[dict[str, str], ElementT
                     enclosing.append(element)
                     continue
                 enclosing.pop()
+                if any(_name(outer) in names for outer in enclosing):
+                    continue  # a part of an element that is still to come
                 if _name(element) in names:
                     attributes = {}
                     for outer in enclosing:
                         attributes |= outer.attrib
                     yield attributes, element
-                    # Its parent would otherwise keep all elements of the file.
+                # Its parent would otherwise keep all elements of the file.
+                if enclosing:
                     del enclosing[-1][:]
         except ElementTree.ParseError as error:
             raise UserError(f"{path}: not XML ({error})") from None

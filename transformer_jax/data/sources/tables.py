@@ -180,7 +180,9 @@ def objects(path: str) -> Iterator[tuple[str, object]]:
             yield where, {column: value for column, value in row.items() if value is not None}
     elif name.endswith(".csv"):
         rows = ((f"{path}:{number}", row) for number, row in _table_rows(path))
-        _, header = next(rows, ("", []))
+        where, header = next(rows, ("", []))
+        if twice := [column for column in header if header.count(column) > 1]:
+            raise UserError(f"{where}: the header has several columns {twice[0]!r}")
         for where, row in rows:
             if row == [""]:
                 continue
