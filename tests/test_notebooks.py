@@ -134,6 +134,8 @@ def test_the_committed_outputs(path):
     assert outputs and not any(output.output_type == "error" for output in outputs)
     assert path.stat().st_size < 450_000
     assert "%pip install" in code[0].source
+    # How long it takes, as measured or as not measured.
+    assert re.search(r"^Minutes.*(measured)", notebook.cells[0].source, re.MULTILINE)
     # No path of the machine that executed it.
     for folder in ("/work/", "/tmp/", "/root/", "/home/"):
         assert not any(folder in json.dumps(output) for output in outputs)
