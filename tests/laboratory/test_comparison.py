@@ -10,6 +10,7 @@ import pytest
 
 from tests import programs
 from tests.conftest import build_config, build_gpt
+from tests.finetuning import examples
 from transformer_jax import compare, losses, make_step, open_run
 from transformer_jax.config import UserError
 from transformer_jax.laboratory import arms, comparison
@@ -433,3 +434,26 @@ def test_a_config_equals_itself_in_separate_processes_without_a_cache(config, tm
     paths = [tmp_path / "runs" / name / "seed-0" for name in ("quickstart", "again")]
     kept = [[*open_run(path, "latest")][1] for path in paths]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *kept)))
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory):
+    """Returns the folder, the arms and the result of fine-tuning runs that are compared."""
+    folder = tmp_path_factory.mktemp("fine_tuned")
+    origin = examples.pretrained(folder, "bert")
+    keys = dict(train__num_steps=2, train__log_every=1, train__eval_every=2, checkpoint__every=2)
+    base = examples.build(folder, "classification", origin, **keys)
+    changed = (("optimizer.learning_rate", 1e-2),)
+    named = {"base": base, "fast": base}
+    result = compare(named, folder / "runs", pairs=1, texts="valid")
+    return folder, named, changed, result
+
+
+def test_fine_tuning_is_compared_and_goes_on(fine_tuned):
+    """The record of a run names its labels, which the arm's own config does not."""
+    folder, named, changed, result = fine_tuned
+    assert compare(named, folder / "runs", pairs=1, texts="valid") == result
+    assert [row["score"] for row in result["by_text"]] == ["valid/accuracy"]
+    workdir = folder / "runs" / "fast" / "seed-0"
+    with pytest.raises(UserError, match="was trained with another config .optimizer.learning_rate"):
+        comparison.check_same(workdir, Arm("fast", named["fast"], changed, updates=2), 0)

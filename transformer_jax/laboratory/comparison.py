@@ -352,7 +352,7 @@ def recorded(folder: pathlib.Path | buckets.Path) -> dict[str, Any]:
 
 def check_same(workdir: pathlib.Path | buckets.Path, arm: Arm, seed: int) -> None:
     """Raises UserError if a complete run was trained with another config than the arm's now."""
-    run = arm.resolved(seed)
+    run = arm.resolved(seed, workdir)  # as `train` resolves it, with what the run has recorded
     different = configs.differences(spec.read(workdir, run.files).config, ConfigDict(run.config))
     if different:
         raise UserError(
