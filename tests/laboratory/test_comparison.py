@@ -376,6 +376,7 @@ def test_few_pairs_do_not_make_a_difference_of_noise(pairs):
     assert np.mean([experiment() < 0.05 for _ in range(60)]) <= 0.12
 
 
+@pytest.mark.full
 def test_translations_are_compared_text_by_text(tmp_path):
     base = build_config(tmp_path, **SHORT)
     result = compare({"base": base, "same": base}, tmp_path / "runs", pairs=1, texts="valid")
@@ -449,6 +450,7 @@ def fine_tuned(tmp_path_factory):
     return folder, named, changed, result
 
 
+@pytest.mark.full
 def test_fine_tuning_is_compared_and_goes_on(fine_tuned):
     """The record of a run names its labels, which the arm's own config does not."""
     folder, named, changed, result = fine_tuned

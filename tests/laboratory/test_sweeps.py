@@ -160,6 +160,7 @@ def whole_and_halved(tmp_path_factory):
     ]
 
 
+@pytest.mark.full
 def test_halving_equals_whole_runs_where_nothing_depends_on_the_length(whole_and_halved):
     """Exact resume makes the winner of the last rung the run that was never stopped."""
     whole, halved = whole_and_halved
