@@ -60,6 +60,7 @@ EXTRAS = {
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "chat": ["jinja2>=3.1.6,<4"],  # published chat templates; older releases leave the sandbox open
     "parquet": ["pyarrow>=15"],  # comes with tensorflow-datasets, too
+    "datasets": ["datasets>=4"],  # Hugging Face's, for rows that a program gives
     "wandb": ["wandb>=0.21,<1"],
     "trackio": ["trackio>=0.40,<1"],
     "mlflow": ["mlflow-skinny>=3.1,<4"],

@@ -129,6 +129,17 @@ def test_a_folder_of_datasets_stands_for_its_files(tmp_path):
     assert [*texts.open_documents(data(tmp_path, str(folder)), "train")] == LINES
 
 
+def test_a_folder_of_tables_stands_for_its_files(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("not a table\n")
+    with pytest.raises(UserError):
+        matching_files("config.data.train_files", str(folder))
+    for number in (1, 0):
+        parquet.write_table(TABLE.slice(100 * number, 100), folder / f"{number}.parquet")
+    assert [*texts.open_documents(data(tmp_path, f"{folder}/"), "train")] == LINES
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [

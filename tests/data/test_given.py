@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from tests.conftest import build_config, build_gpt
 from transformer_jax import config as configs
-from transformer_jax import open_run, train
+from transformer_jax import data, open_run, train
 from transformer_jax.config import UserError
 from transformer_jax.data import given
 from transformer_jax.runs import spec
@@ -118,7 +118,7 @@ def test_pairs_are_the_sides_of_a_translation(tmp_path):
     "data, message",
     [
         ({"trian": TEXTS}, "data: no split 'trian'; there are train, valid, test"),
-        ({"train": iter(TEXTS)}, "data.'train'.: list_iterator has no numbered rows.*given.write"),
+        ({"train": iter(TEXTS)}, "data.'train'.: list_iterator has no numbered rows.*data.write"),
         ({"train": "one text"}, "str has no numbered rows"),
         ({"train": []}, "there are no rows"),
         ({"train": [1, 2]}, "a row is int, neither a text nor a mapping"),
@@ -134,7 +134,7 @@ def test_other_rows_are_refused_with_the_remedy(data, message, tmp_path):
 
 def test_an_iterator_is_written_to_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    assert given.write(path, (text for text in TEXTS)) == len(TEXTS)
+    assert data.write(path, (text for text in TEXTS)) == len(TEXTS)
     assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == TEXTS
     with pytest.raises(UserError, match="no rows to write"):
         given.write(tmp_path / "empty.jsonl", iter(()))

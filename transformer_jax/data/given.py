@@ -49,8 +49,8 @@ def write(path: str | os.PathLike, rows: Iterable, text_field: str = "text") -> 
     file appears as a whole or not at all. Raises UserError for other rows, or if there is none.
 
     Examples:
-      >>> from transformer_jax.data import given
-      >>> given.write("rows.jsonl", (f"text {number}" for number in range(3)))
+      >>> from transformer_jax import data
+      >>> data.write("rows.jsonl", (f"text {number}" for number in range(3)))
       3
     """
     path, count = pathlib.Path(path), 0
@@ -75,7 +75,7 @@ class _Records:
         ):
             raise UserError(
                 f"{name}: {type(rows).__name__} has no numbered rows, and a row must be found by "
-                "its number; transformer_jax.data.given.write(path, rows) writes an iterator to a "
+                "its number; transformer_jax.data.write(path, rows) writes an iterator to a "
                 "file for config.data.train_files"
             )
         if not len(rows):

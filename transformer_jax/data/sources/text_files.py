@@ -171,7 +171,8 @@ def matching_files(key: str, names: str) -> list[str]:
 
     `names` are paths, URLs and shell patterns that are separated by commas, and `key` is their
     config key. A folder that `save_to_disk` of Hugging Face's datasets has written stands for its
-    files. Raises UserError if a file is missing or empty.
+    files, and so does any other folder of *.parquet or *.arrow files. Raises UserError if a file is
+    missing or empty.
     """
     files = []
     for name in names.split(","):
@@ -185,10 +186,13 @@ def matching_files(key: str, names: str) -> list[str]:
 
 
 def _dataset_files(folder: str) -> list[str]:
-    """Returns the files of a folder of Hugging Face's datasets; empty if it is none."""
+    """Returns the files of a folder of tables; empty if it is none."""
     state = buckets.path(folder) / "state.json"
     if not state.exists():
-        return []
+        if not buckets.path(folder).is_dir():
+            return []
+        inside = (buckets.matches(f"{folder.rstrip('/')}/*{end}") for end in (".parquet", ".arrow"))
+        return next(filter(None, inside), [])
     content = from_json(state.read_text("utf-8"), str(state))
     return [f"{folder.rstrip('/')}/{each['filename']}" for each in content["_data_files"]]
 
