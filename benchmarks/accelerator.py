@@ -747,7 +747,6 @@ def work(task: dict, parts: dict[str, Part]) -> None:
     `task` has the `rows` file, whether it is `tiny`, and the `cases`, pairs of part and name.
     """
     global _rows
-    faulthandler.enable()
     _rows = pathlib.Path(task["rows"])
     library = parts[task["cases"][0][0]].cases[task["cases"][0][1]].library
     if not task["tiny"] and not harness.on_gpu(library):
@@ -1040,6 +1039,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
+        faulthandler.enable()  # a process that is ended at its limit writes where it is
         work(json.loads(sys.argv[2]), PARTS)
     else:
         sys.exit(main())
