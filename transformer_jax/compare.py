@@ -59,9 +59,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_enum(
         "better",
-        "by name",
-        ["by name", "lower", "higher"],
-        "Which scores are better; by name: losses, distances and error rates if they are lower.",
+        None,
+        ["lower", "higher"],
+        "Which scores are better; by default, losses, distances and error rates if they are lower.",
     )
     flags.DEFINE_enum(
         "until", "pairs", ["pairs", "decided"], "Train --pairs, or until all is decided."

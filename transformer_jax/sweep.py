@@ -37,15 +37,15 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "budget", "same-updates", "FLOPs of each run, such as 60TFLOP; same-updates: by the config."
     )
-    flags.DEFINE_bool("halving", False, "Leave the worse half of the points twice on the way.")
+    flags.DEFINE_bool("halving", False, "Drop the worse half of the points, twice on the way.")
     flags.DEFINE_bool(
         "any_schedule", False, "Allow --halving with schedules that depend on the run's length."
     )
     flags.DEFINE_enum(
         "better",
-        "by name",
-        ["by name", "lower", "higher"],
-        "Which scores are better; by name: losses, distances and error rates if they are lower.",
+        None,
+        ["lower", "higher"],
+        "Which scores are better; by default, losses, distances and error rates if they are lower.",
     )
     cli.define_only()
 

@@ -30,7 +30,6 @@ _RECORD = "comparison.json"  # in the folder of a comparison: what it compares, 
 _ERRORS = frozenset(
     "loss nll perplexity bits wer cer ter error errors ece kl distance mse rmse mae fid".split()
 )
-BETTER = ("by name", "lower", "higher")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Question:
         to train at most `pairs`.
       texts: "valid" or "test", whose texts are scored one at a time after the last pair, by BLEU,
         accuracy and the like; "": none are.
-      better: "lower" or "higher" scores, or "by name", where losses, perplexities, distances and
-        error rates are better if lower.
+      better: "lower" or "higher" scores; None: losses, perplexities, distances and error rates are
+        better if they are lower, by their names.
     """
 
     scores: tuple[str, ...]
@@ -55,11 +54,11 @@ class Question:
     pairs: int = 8
     until_decided: bool = False
     texts: str = ""
-    better: str = BETTER[0]
+    better: str | None = None
 
     def lower_is_better(self, score: str) -> bool:
         """Returns whether a lower value of this score is better."""
-        if self.better != BETTER[0]:
+        if self.better:
             return self.better == "lower"
         return not _ERRORS.isdisjoint(score.rpartition("/")[2].split("_"))
 
@@ -238,14 +237,14 @@ class Comparison:
             row = {"score": score, "arm": other, "against": first, "verdict": verdict}
             if verdict == verdicts.UNDECIDED:
                 row["more_pairs"] = verdicts.more_pairs(each, margin, alpha)
-            rows.append(row | {"lower_is_better": is_lower, "margin": margin} | _plain(each))
+            rows.append(row | {"lower_is_better": is_lower, "margin": margin} | plain(each))
         return {
             "workdir": str(self.folder),
             "pairs": pairs,
             "budget": self.budget,
             "updates": {arm.name: arm.updates for arm in self.arms},
             "scores": {
-                score: {name: _plain(verdicts.mean(x)) for name, x in by_arm.items()}
+                score: {name: plain(verdicts.mean(x)) for name, x in by_arm.items()}
                 for score, by_arm in values.items()
             },
             "differences": rows,
@@ -314,6 +313,8 @@ class Comparison:
 
     def draw(self, result: dict[str, Any]) -> list[pathlib.Path]:
         """Draws the differences and the curves of all runs, and returns the files."""
+        if hosts.index():
+            return []
         curves = {
             arm.name: [
                 spec.metrics(arms_.folder_of(self.folder, arm, seed))
@@ -321,8 +322,6 @@ class Comparison:
             ]
             for arm in self.arms
         }
-        if hosts.index():
-            return []
         figure = paired_runs.comparison(result, curves)
         paths = [self.folder / f"comparison.{ending}" for ending in ("png", "svg")]
         for path in paths:
@@ -361,15 +360,18 @@ def check_same(workdir: pathlib.Path | buckets.Path, arm: Arm, seed: int) -> Non
 
 
 def is_decided(result: dict[str, Any]) -> bool:
-    """Returns whether every difference has a verdict. A tie needs four pairs to count as one."""
+    """Returns whether every difference has a verdict.
+
+    Arms that are equal in every pair need as many pairs as differences that are equal.
+    """
     return all(
         row["verdict"] != verdicts.UNDECIDED
-        and (row["verdict"] != verdicts.IDENTICAL or row["pairs"] >= 4)
+        and (row["verdict"] != verdicts.IDENTICAL or row["pairs"] >= verdicts.FEWEST_EXACT)
         for row in result["differences"]
     )
 
 
-def _plain(statistics: Any) -> dict[str, Any]:
+def plain(statistics: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass, with None for what is not finite, as JSON has it."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -394,7 +396,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         text.append(f"{score} ({better} is better), {count}")
         width = max(map(len, by_arm))
         for name, each in by_arm.items():
-            text.append(f"  {name:{width}}  {each['mean']:10.5g}  {_interval(each)}")
+            text.append(f"  {name:{width}}  {each['mean']:10.5g}  {interval(each)}")
         text += [f"  {_verdict(row)}" for row in rows]
     for row in result.get("by_text", []):
         low, high = row["interval"]
@@ -408,7 +410,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     return text
 
 
-def _interval(each: dict[str, Any]) -> str:
+def interval(each: Mapping[str, Any]) -> str:
+    """Returns the interval of a mean, as `plain` gives it, in words."""
     if each["low"] is None:
         return "(no interval from one run)"
     return f"95 % interval {each['low']:.5g} to {each['high']:.5g}"
@@ -445,7 +448,7 @@ def compare(
     margin: str = "",
     until_decided: bool = False,
     texts: str = "",
-    better: str = BETTER[0],
+    better: str | None = None,
     overrides: spec.Overrides = (),
 ) -> dict[str, Any]:
     """Trains pairs of runs of two or more configs, and returns their differences and verdicts.
@@ -461,8 +464,8 @@ def compare(
       until_decided: stop after the first pair that decides, and train at most `pairs`.
       texts: "valid" or "test", whose texts are also scored one at a time, by BLEU or accuracy, with
         a bootstrap over texts and pairs.
-      better: "lower" or "higher" scores; "by name": losses, distances and error rates are better if
-        lower.
+      better: "lower" or "higher" scores; None: losses, distances and error rates are better if
+        they are lower.
       overrides: changes of all arms, as in `config.load`.
 
     Returns what `python -m transformer_jax.compare` prints: the means of each arm under "scores",

@@ -22,7 +22,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.laboratory import arms as arms_
 from transformer_jax.laboratory import verdicts
 from transformer_jax.laboratory.arms import SAME_UPDATES, Arm
-from transformer_jax.laboratory.comparison import BETTER, Comparison, Question
+from transformer_jax.laboratory.comparison import Comparison, Question, interval, plain
 from transformer_jax.pictures import paired_runs
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.progress import say
@@ -123,8 +123,8 @@ class Sweep:
     Attributes:
       points: {key: value} of each.
       seeds: runs of each point, and as many fresh ones of the best.
-      halving: whether the worse half of the points is left after a quarter and after half of the
-        updates.
+      halving: whether the worse half of the points is dropped after a quarter of the updates, and
+        again after half of them.
     """
 
     config: Any
@@ -135,7 +135,7 @@ class Sweep:
     budget: str = SAME_UPDATES
     halving: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
-    better: str = BETTER[0]  # as in `Question`
+    better: str | None = None  # as in `Question`
 
     def arms(self) -> list[Arm]:
         """Returns the points as arms, with their numbers of updates."""
@@ -222,7 +222,8 @@ class Sweep:
     def _score(self, runs: Comparison, seed: int, arm: Arm) -> float | None:
         workdir = arms_.folder_of(self.folder, arm, seed)
         scores = arms_.final_scores(workdir, arm.updates)
-        newest = max((line["step"] for line in metrics_of(workdir)), default=0)
+        logged = spec.metrics(workdir) if (workdir / "metrics.jsonl").is_file() else []
+        newest = max((line["step"] for line in logged), default=0)
         if not scores and newest > arm.updates:
             raise UserError(
                 f"{workdir}: was trained to update {newest:,}, without an evaluation at "
@@ -271,12 +272,7 @@ def _summary(values: Sequence[float | None]) -> dict[str, Any]:
     if None in values:
         names = (field.name for field in dataclasses.fields(verdicts.Mean))
         return dict.fromkeys(names) | {"values": list(values)}
-    found = dataclasses.asdict(verdicts.mean(values)) | {"values": list(values)}
-    return {name: x if np.all(np.isfinite(x)) else None for name, x in found.items()}
-
-
-def metrics_of(workdir: pathlib.Path | buckets.Path) -> list[dict]:
-    return spec.metrics(workdir) if (workdir / "metrics.jsonl").is_file() else []
+    return plain(verdicts.mean(values)) | {"values": list(values)}
 
 
 def _depends_on_length(arm: Arm) -> str:
@@ -320,18 +316,12 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         if each["mean"] is None:
             text.append(f"  {each['name']:{width}}  diverged")
             continue
-        text.append(f"  {each['name']:{width}}  {each['mean']:10.5g}  {_interval(each)}")
+        text.append(f"  {each['name']:{width}}  {each['mean']:10.5g}  {interval(each)}")
     fresh = result["best_on_fresh_seeds"]
     if fresh["mean"] is None:
         return [*text, f"{result['best']} diverged with a fresh seed"]
-    text.append(f"{result['best']} with fresh seeds: {fresh['mean']:.5g}  {_interval(fresh)}")
+    text.append(f"{result['best']} with fresh seeds: {fresh['mean']:.5g}  {interval(fresh)}")
     if result["at_edge"]:
         keys = " and ".join(result["at_edge"])
         text.append(f"the best value of {keys} is the last one tried: wider values may be better")
     return text
-
-
-def _interval(each: Mapping[str, Any]) -> str:
-    if each["low"] is None:
-        return "(one run)"
-    return f"95 % interval {each['low']:.5g} to {each['high']:.5g}"

@@ -27,7 +27,7 @@ _MIXTURE = 3.0
 _MOST = 10_000  # pairs that are still worth naming as a remedy
 # Pairs from which equal differences count as certain. Two of them may be equal by chance, as
 # accuracies on few examples are.
-_FEWEST_EXACT = 4
+FEWEST_EXACT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def difference(
         raise ValueError(f"{len(a)} and {len(b)} scores: pairs need equally many")
     differences = b - a
     pairs, center, deviation = len(a), float(differences.mean()), _deviation(differences)
-    if deviation == 0 and center != 0 and pairs < _FEWEST_EXACT:
+    if deviation == 0 and center != 0 and pairs < FEWEST_EXACT:
         radius, p = math.inf, None if sequential else 1.0
     elif sequential:
         radius, p = sequence_radius(deviation, pairs, alpha), None
@@ -251,7 +251,7 @@ def more_pairs(each: Difference, margin: float, alpha: float) -> int | None:
     """
     distance = abs(each.mean)
     if each.deviation == 0 and distance:
-        return max(_FEWEST_EXACT - each.pairs, 1)
+        return max(FEWEST_EXACT - each.pairs, 1)
     # The interval must leave 0, or shrink into the margin, whichever takes fewer pairs.
     wanted = max(distance, margin - distance)
     if each.deviation == 0 or wanted <= 0:

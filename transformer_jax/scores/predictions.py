@@ -383,6 +383,10 @@ def comparison_over_seeds(
     95% `interval` and a two-sided `p_value`, by Student's t with one degree of freedom less than
     there are pairs. With a single pair, they are those of `comparison`, over examples alone.
     """
+    if len(first) == 1:
+        alone = comparison(measure, second[0], first[0])
+        names = ("difference", "interval", "p_value")
+        return {score: {name: row[name] for name in names} for score, row in alone.items()}
     count, pairs = len(first[0]), len(first)
     rng = np.random.default_rng(_SEED)
 
@@ -406,18 +410,13 @@ def comparison_over_seeds(
     results = {}
     for name, values in measured.items():
         difference = float(values.mean())
-        if pairs == 1:
-            distances = np.abs(sampled[name] - sampled[name].mean())
-            as_far = (distances >= abs(difference) - 1e-9).sum()
-            interval, p_value = _interval(sampled[name]), float((as_far + 1) / (_SAMPLES + 1))
-        else:
-            # The percentiles of a bootstrap over few pairs are far too narrow: with three pairs,
-            # they exclude a true difference of 0 in a quarter of all experiments.
-            error = float(sampled[name].std(ddof=1)) * (pairs / (pairs - 1)) ** 0.5
-            radius = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1)) * error
-            interval = (difference - radius, difference + radius)
-            t = abs(difference) / error if error else (np.inf if difference else 0.0)
-            p_value = float(2 * stats.t.sf(t, pairs - 1))
+        # The percentiles of a bootstrap over few pairs are far too narrow: with three pairs, they
+        # exclude a true difference of 0 in a quarter of all experiments.
+        error = float(sampled[name].std(ddof=1)) * (pairs / (pairs - 1)) ** 0.5
+        radius = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1)) * error
+        interval = (difference - radius, difference + radius)
+        t = abs(difference) / error if error else (np.inf if difference else 0.0)
+        p_value = float(2 * stats.t.sf(t, pairs - 1))
         results[name] = {"difference": difference, "interval": interval, "p_value": p_value}
     return results
 
