@@ -3,7 +3,7 @@
 python benchmarks/accelerator.py [--out=DIR] [--rehearse] [PART ...]
 
 The parts run in the order correctness, gpt2_124m, attention, bert_large, resume, transformer_big,
-decoding, compilation; by default all of them do:
+decoding, recurrence, compilation; by default all of them do:
 
 - `correctness`: the GPU's rates; loss and gradients beside the CPU's, bfloat16 beside float32;
 - `gpt2_124m`, `bert_large`, `transformer_big`: training in tokens/s, the share of the GPU's rate
@@ -14,11 +14,12 @@ decoding, compilation; by default all of them do:
 - `resume`: whether a run that is killed and continued equals one that is not, bit for bit, with and
   without XLA's deterministic kernels;
 - `decoding`: sampling and beam search, against Hugging Face's `generate`;
+- `recurrence`: an update of a layer of LSTM beside one of attention, by the length of the rows;
 - `compilation`: the time to compile four times as many layers. The other parts say how long their
   programs took, the first ones without any cache.
 
 A part has a limit of time, and what an earlier part leaves of its own is added; together the first
-three take at most 5 minutes and all of them 9. A part writes DIR/PART_GPU.json, one case after the
+three take at most 4 minutes and all of them 13. A part writes DIR/PART_GPU.json, one case after the
 other, so nothing is lost when it is stopped. What failed is named at the end. Cases that an earlier
 call measured with the same sources on the same kind of GPU are not measured again, if their file is
 in DIR or in benchmarks/results/accelerator; delete it to measure them again. DIR is by default the
@@ -573,6 +574,14 @@ def token_rate(tiny: bool, make: Callable[[], Callable], tokens: int) -> dict:
     }
 
 
+def recur(tiny: bool) -> dict:
+    """The milliseconds of an update that benchmarks/distance.py measures, by cell and length."""
+    import distance
+
+    with turn(alone=True):
+        return {"milliseconds_of": {row["case"]: row["ours"] for row in distance.lengths(tiny)}}
+
+
 def compile_deep(tiny: bool) -> dict:
     """Compiles GPT-2's shape with four times as many layers, and dropout.
 
@@ -650,12 +659,15 @@ PARTS = {
         },
     ),
     "bert_large": Part(
-        80,
+        150,
         {
             "scanned": Case(functools.partial(train, name="bert_large", unroll=1)),
             "torch, all positions": Case(functools.partial(train_peer, name="bert_large"), "torch"),
-            "scanned, all positions": Case(
-                functools.partial(train, name="bert_large", unroll=1, predicted="length"),
+            "inline, all positions": Case(
+                functools.partial(
+                    train, name="bert_large", unroll=24, predicted="length", is_profiled=True
+                ),
+                SECOND,
                 is_rehearsed=False,
             ),
             "scanned, dropout, of weights too": Case(
@@ -682,7 +694,7 @@ PARTS = {
         },
     ),
     "decoding": Part(
-        75,
+        130,
         {
             "GPT-2, 32 texts": Case(functools.partial(decode, side="our", batch=32)),
             "GPT-2, 32 texts, torch": Case(
@@ -698,6 +710,7 @@ PARTS = {
             ),
         },
     ),
+    "recurrence": Part(90, {"LSTM and attention": Case(recur)}),
     "compilation": Part(25, {"GPT-2, 48 layers": Case(compile_deep)}),
 }
 

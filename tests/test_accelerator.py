@@ -48,6 +48,7 @@ FIGURES = {
     "resume": {"by default": ["killed_after_checkpoint", "continued_equals_whole"]},
     "transformer_big": {"inline": ["tokens_per_second", "trace_seconds"]},
     "decoding": {"GPT-2, 32 texts": ["tokens_per_second"], "beam 4": ["tokens_per_second"]},
+    "recurrence": {"LSTM and attention": ["milliseconds_of"]},
     "compilation": {"GPT-2, 48 layers": ["layers", "compile_seconds", "cached_compile_seconds"]},
 }
 
