@@ -151,6 +151,8 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
         return float(value)
     if kind is int and type(value) is float and value.is_integer():
         return int(value)  # 1e5 is a float in Python, but a whole number to its user
+    if kind is tuple and isinstance(value, (dict, ConfigDict)):
+        value = tuple(value.items())
     if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
         return _as_tuple(value)
     if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
@@ -1162,6 +1164,7 @@ OPTIMIZERS = {
     "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
     "schedule_free": ("b1", "b2", "eps", "weight_decay"),
 }
+MUP = ("sgd", "adam", "adamw", "muon")  # the optimizers whose rates muP knows
 # {schedule: the keys that it uses, of those that not all schedules use}, for the same reason.
 SCHEDULES = {
     "constant": (),
@@ -1211,6 +1214,9 @@ class Optimizer:
     clip_norm: NonNegativeFloat = 0.0  # largest global norm of the gradient; 0: no clipping
     # for a group: the update from which it is trained; its schedule covers the rest of the run
     begin: Updates = 0
+    # muP: widths of the base from which learning rates and initial values are scaled, as keys of
+    # config.model, such as dict(d_model=128); for sgd, adam, adamw and muon
+    base: tuple = ()
     # optimizers of groups of parameters that the task names, as differences from this section:
     # ((group, ((key, value), ...)), ...); clip_norm then applies to the gradient of each group
     groups: tuple = ()
@@ -1509,6 +1515,11 @@ def check_optimizers(config: ConfigDict) -> None:
     for group, section in optimizer_sections(config.optimizer).items():
         try:
             check_ranges(Optimizer, section, "optimizer")
+            if section.base and section.name not in MUP:
+                raise UserError(
+                    f"config.optimizer.base: muP knows the optimizers {', '.join(MUP)}, "
+                    f"not {section.name}"
+                )
             if section.name == "schedule_free" and not section.b1:
                 raise UserError(
                     "config.optimizer.b1=0: schedule_free divides by it; must be above 0"
@@ -1721,6 +1732,7 @@ def validate(config: ConfigDict) -> None:
     _check_batch(config.train)
     _check_combinations(config)
     _check_lora(config.lora)
+    _check_base(config)
     # A recorded path is not followed, and so can't be built.
     if not is_path(config.model.name) or isinstance(config.model.name, File):
         build_model(config)  # a model checks its own keys
@@ -1770,6 +1782,41 @@ def _check_combinations(config: ConfigDict) -> None:
 
 def _are_ids(ids: tuple) -> bool:
     return all(type(i) is int and i >= 0 for i in ids)
+
+
+def _check_base(config: ConfigDict) -> None:
+    """Raises UserError if muP's base holds anything else than widths of the model."""
+    base = config.optimizer.base
+    if not all(
+        isinstance(entry, tuple) and len(entry) == 2 and type(entry[1]) is int for entry in base
+    ):
+        raise UserError(
+            f"config.optimizer.base={base}: must hold widths, such as dict(d_model=128)"
+        )
+    if unknown := sorted({key for key, _ in base} - {*config.model}):
+        meant = did_you_mean(unknown[0], [*config.model])
+        raise UserError(f"config.optimizer.base: config.model has no key {unknown[0]!r}{meant}")
+
+
+def with_base_width(config: ConfigDict) -> ConfigDict:
+    """Returns a config whose model has the d_model of `config.optimizer.base`.
+
+    It stands in config.model as well, because it belongs to whatever uses the parameters. Raises
+    UserError if it already has another one.
+    """
+    _check_base(config)
+    width = dict(config.optimizer.base).get("d_model")
+    own = config.model.get("base_width")
+    if width in (None, own):
+        return config
+    if own is not None:
+        raise UserError(
+            f"config.model.base_width={own}: config.optimizer.base has d_model={width}; leave it "
+            "out of config.model"
+        )
+    config = ConfigDict(config).copy_and_resolve_references()
+    set_key(config, "model.base_width", width)
+    return config
 
 
 def _check_lora(lora: ConfigDict) -> None:

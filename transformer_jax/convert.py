@@ -216,6 +216,11 @@ def write(task, params, target, architecture=None) -> bool:
 
     _check_on_disk("to_hf", target)
     config = task.config
+    if config.model.get("base_width") not in (None, config.model.get("d_model")):
+        raise UserError(
+            f"config.model.base_width={config.model.base_width}: Hugging Face's classes have no "
+            "multiplier of the logits, which a run in muP has"
+        )
     family = families.run_family(config, architecture)
     config = family.written(config)
     content = family.write_config(config, task.tokenizer)

@@ -25,15 +25,15 @@ def test_the_parameters_of_bert_declare_axes_decay_and_inputs():
     assert {
         "token_embed/embedding": Traits(("vocab", "embed"), decays=True),
         f"{layers}/attention/query/kernel": Traits(
-            ("layers", "embed", "heads", "head_dim"), decays=True, inputs=1
+            ("layers", "embed", "heads", "head_dim"), decays=True, inputs=1, queries=True
         ),
-        f"{layers}/attention/query/bias": Traits(("layers", "heads", "head_dim")),
+        f"{layers}/attention/query/bias": Traits(("layers", "heads", "head_dim"), queries=True),
         f"{layers}/attention/out/kernel": Traits(
             ("layers", "heads", "head_dim", "embed"), decays=True, inputs=2
         ),
         f"{layers}/mlp_norm/scale": Traits(("layers", "norm")),
         "mlm_transform/kernel": Traits(("embed", "mlp"), decays=True, inputs=1),
-        "nsp/kernel": Traits(("embed", None), decays=True),
+        "nsp/kernel": Traits(("embed", None), decays=True, inputs=1, head=True),
         "mlm_bias/bias": Traits(("vocab",)),
     }.items() <= traits.items()
     decay = {path for path, leaf in traits.items() if leaf.decays}
@@ -45,7 +45,7 @@ def test_the_matrices_of_a_recurrent_head_decay_and_its_output_is_a_head():
     traits = declared_by(RecurrentHead(3, width=8), list(states), TOKENS > 0)
     assert traits["lstm_0_forward/recurrent"] == Traits(("mlp", None), decays=True, inputs=1)
     assert traits["lstm_0_forward/input/kernel"].inputs == 1
-    assert traits["tags/out/kernel"] == Traits(("embed", None), decays=True)
+    assert traits["tags/out/kernel"] == Traits(("embed", None), decays=True, inputs=1, head=True)
     assert not traits["weights"].decays
 
 

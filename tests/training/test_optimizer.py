@@ -37,7 +37,7 @@ DEPTH = GPT().depth
 
 
 def make(keys, traits, num_steps=10, group=lambda path: "", depth=DEPTH):
-    task = types.SimpleNamespace(group=group, depth=depth)
+    task = types.SimpleNamespace(group=group, depth=depth, growths={})
     return optimizer.make(section(**keys), num_steps, task, traits)
 
 

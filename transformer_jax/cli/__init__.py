@@ -60,11 +60,12 @@ def define_config(required: bool = True) -> None:
         )
 
 
-def define_workdir(multiple: bool = False) -> None:
+def define_workdir(multiple: bool = False, required: bool = True) -> None:
     """Defines --workdir. With `multiple` it may be left out or repeated, and is a list."""
     meaning = "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME)."
-    if multiple:
+    if multiple or not required:
         _optional.append("workdir")
+    if multiple:
         absl_flags.DEFINE_multi_string(
             "workdir", [], f"{meaning} Some commands take more than one."
         )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.layers import activations, parameters
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.decoding import GrowingRows, Ring, Rows, SourceRows
@@ -362,6 +362,8 @@ class Model(nn.Module, abc.ABC):
     # The first tokens of the vocabulary to which `limited_to` limits the predictions. None: all of
     # `vocab_size`. It is set where a run is used, and is no config key.
     num_pieces: int | None = None
+    # for muP: the d_model of the base, which `config.optimizer.base` sets; None: no muP
+    base_width: PositiveInt | None = None
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -434,13 +436,37 @@ class Model(nn.Module, abc.ABC):
         layers only once.
         """
 
+    def scaled_output(self) -> Output:
+        """Returns `output`, whose logits are divided by the growth of its width in muP.
+
+        Losses and predictions use this output (Yang et al. 2022, table 8).
+        """
+        return self.widened(self.output())
+
+    @nn.nowrap
+    def widened(self, output: Output) -> Output:
+        """Returns an output whose logits are divided by the growth of its width in muP."""
+        # A factorized table (Lan et al. 2020) has a width of its own, which does not grow.
+        table = getattr(output, "table", None)
+        if self.base_width is None or table is None or table.shape[-1] != self.d_model:
+            return output
+        return output.tempered(self.d_model / self.base_width)
+
+    @property
+    def scale_width(self) -> int:
+        """The d_model from which a family computes a factor of embeddings or hidden states.
+
+        In muP, it is the base's, because activations must not grow with the width.
+        """
+        return self.d_model if self.base_width is None else self.base_width
+
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
         """Applies the layers between the hidden states (..., M) and the output layer (..., E)."""
         return hidden
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
         """Projects hidden states (..., M) to logits (..., V) float32, of `num_outputs` tokens."""
-        logits = self.output().first(self.num_outputs).logits(self.transformed(hidden))
+        logits = self.scaled_output().first(self.num_outputs).logits(self.transformed(hidden))
         return activations.named(self, "logits", logits)
 
     @nn.nowrap
@@ -466,11 +492,11 @@ class Model(nn.Module, abc.ABC):
         return self.vocab_size if self.num_pieces is None else self.num_pieces
 
     def limited_output(self) -> Output:
-        """Returns `output`, in which the tokens beyond `num_pieces` are padding.
+        """Returns `scaled_output`, in which the tokens beyond `num_pieces` are padding.
 
         The number of rows remains, because the mesh must divide it.
         """
-        output = self.output()
+        output = self.scaled_output()
         return output if self.num_pieces is None else output.limited(self.num_pieces)
 
     @nn.nowrap

@@ -5,6 +5,7 @@ that a task can be added without a change to the loop.
 """
 
 import abc
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError
+from transformer_jax.config import UserError, build_model
+from transformer_jax.layers import mup
 from transformer_jax.losses import Metrics
 
 Params = Any  # a tree of arrays
@@ -164,8 +166,39 @@ class Objective(abc.ABC):
 
     @functools.cached_property
     def traced_init(self) -> Callable[[jax.Array], Params]:
-        """`init`, jitted. JAX traces it once for the shapes and for the initial parameters."""
-        return jax.jit(self.init)
+        """`init`, jitted. JAX traces it once for the shapes and for the initial parameters.
+
+        With muP, it gives the parameters their variances.
+        """
+        if not self.config.optimizer.base:
+            return jax.jit(self.init)
+        return jax.jit(functools.partial(mup.initialized, self.init, self._base().init))
+
+    @functools.cached_property
+    def growths(self) -> Mapping[tuple[str, ...], mup.Growth]:
+        """The growth of each parameter since the base of muP, by path; empty without muP."""
+        if not self.config.optimizer.base:
+            return {}
+        base = self._base()
+        mup.check_output(self.model, base.model)
+        return mup.growths(self.param_shapes, base.param_shapes)
+
+    def _base(self) -> "Task":
+        """Returns this task with a model of the widths of `config.optimizer.base`."""
+        base = copy.copy(self)
+        for name in ("param_shapes", "traced_init", "growths"):
+            vars(base).pop(name, None)  # they are of the wide model
+        base.config = ConfigDict(self.config).copy_and_resolve_references()
+        widths = dict(self.config.optimizer.base)
+        base.config.model.update(widths)
+        with base.config.optimizer.unlocked():
+            base.config.optimizer.base = ()
+        base.model = self.model.clone(**widths)
+        try:
+            build_model(base.config)  # to raise its errors
+        except UserError as error:
+            raise UserError(f"config.optimizer.base={widths}: {error}") from None
+        return base
 
     @abc.abstractmethod
     def rows(self) -> Rows:

@@ -146,7 +146,7 @@ class ELECTRA(BERT):
 
     def generator_output(self) -> Projection:
         """Returns the generator's output projection: the shared table (V, E) and a bias (V,)."""
-        return Projection(self.token_embed.table(), self.generator.mlm_bias())
+        return self.widened(Projection(self.token_embed.table(), self.generator.mlm_bias()))
 
     def flops(self, length: int, predictions: int) -> float:
         layer = parameters.LayerSizes.of(self).layer(length, length**2)

@@ -177,7 +177,7 @@ class Encoder:
         def used(model, inputs):
             hidden = model.hidden(*[inputs] * (2 if self._decodes else 1))
             if language_model:
-                model.output()
+                model.scaled_output()
             return model.pooled(hidden) if summary and self._pools else hidden
 
         return self.model.init(rng, self._blank, method=used)["params"]
@@ -275,7 +275,7 @@ class Encoder:
 
     def next_tokens(self, params, hidden, batch) -> jax.Array:
         """Returns the language modeling loss: the summed cross-entropy of the rows' next tokens."""
-        output = self.model.apply({"params": params}, method="output")
+        output = self.model.apply({"params": params}, method="scaled_output")
         return output.cross_entropy(
             hidden[:, :-1],
             batch["tokens"][:, 1:],

@@ -174,6 +174,24 @@ def names(model: nn.Module, params: Any, *inputs, **options) -> dict[str, Any]:
     return jax.eval_shape(all_activations, params, *inputs)
 
 
+def calls(function: Callable[[], Any]) -> list[tuple[tuple[str, ...], str, Any]]:
+    """Returns (path of the module, method, result) of each call of a module in function().
+
+    Calls are in the order in which they end. Operations run one by one, so that the layers of a
+    scan are calls like all others; this is slow, and meant for a few rows.
+    """
+    found = []
+
+    def intercept(call, args, kwargs, context):
+        result = call(*args, **kwargs)
+        found.append((context.module.path, context.method_name, result))
+        return result
+
+    with jax.disable_jit(), nn.intercept_methods(intercept):
+        function()
+    return found
+
+
 def named(module: nn.Module, key: str, x: jax.Array) -> jax.Array:
     """Names an array within a module by the module's path and `key`.
 

@@ -373,6 +373,7 @@ class Attention(nn.Module):
             (num_heads, self.head_dim),
             axes=("embed", "heads", "head_dim"),
             use_bias=self.use_bias,
+            queries=name.endswith("query"),
             kernel_init=kernel_init or self.kernel_init,
             dtype=self.dtype,
             name=name,

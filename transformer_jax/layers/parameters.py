@@ -36,8 +36,11 @@ class Traits:
     # Whether weight decay applies.
     decays: bool = False
     # Number of leading axes, not counting "layers", that a matrix contracts with its input; the
-    # remaining axes belong to its output. 0: an embedding, an output head or a vector.
+    # remaining axes belong to its output. 0: an embedding or a vector.
     inputs: int = 0
+    head: bool = False  # whether the matrix is an output head
+    # Whether its outputs, along the last axis, are queries of attention.
+    queries: bool = False
     layers: int = dataclasses.field(default=0, compare=False)  # number of layers of a stack
 
     @property
@@ -51,19 +54,19 @@ class Declared(nn.LogicallyPartitioned):
 
     decays: bool = struct.field(default=False, pytree_node=False)
     inputs: int = struct.field(default=0, pytree_node=False)
+    head: bool = struct.field(default=False, pytree_node=False)
+    queries: bool = struct.field(default=False, pytree_node=False)
 
 
 def declared(
     init: Callable[..., jax.Array],
     axes: tuple[str | None, ...],
-    *,
-    decays: bool = False,
-    inputs: int = 0,
+    **traits: Any,
 ) -> Callable[..., Declared]:
     """Returns an initializer that boxes the parameter of `init` with its `Traits`."""
 
     def boxed(*args, **kwargs):
-        return Declared(init(*args, **kwargs), axes, decays=decays, inputs=inputs)
+        return Declared(init(*args, **kwargs), axes, **traits)
 
     return boxed
 
@@ -77,7 +80,7 @@ def traits(boxed: Any) -> Any:
     def traits_of(leaf):
         if isinstance(leaf, Declared):
             layers = leaf.value.shape[0] if leaf.names[:1] == ("layers",) else 0
-            return Traits(leaf.names, leaf.decays, leaf.inputs, layers)
+            return Traits(leaf.names, leaf.decays, leaf.inputs, leaf.head, leaf.queries, layers)
         if isinstance(leaf, nn.LogicallyPartitioned):
             return Traits(leaf.names)
         return Traits((None,) * np.ndim(leaf))
@@ -198,7 +201,8 @@ class Linear(nn.Module):
 
     `inputs` and `outputs` are shapes, and `axes` are the logical axes of the kernel (*inputs,
     *outputs). The kernel is float32; the product is computed in `dtype`. `head` declares the kernel
-    as an output head, as opposed to a matrix between hidden states.
+    as an output head, as opposed to a matrix between hidden states, and `queries` its outputs as
+    queries of attention.
     """
 
     inputs: tuple[int, ...]
@@ -206,6 +210,7 @@ class Linear(nn.Module):
     axes: tuple[str | None, ...]
     use_bias: bool = True
     head: bool = False
+    queries: bool = False
     kernel_init: Callable = nn.initializers.xavier_uniform()
     dtype: jnp.dtype = jnp.float32
 
@@ -215,12 +220,18 @@ class Linear(nn.Module):
         def init(key, shape):
             return self.kernel_init(key, self._fans, jnp.float32).reshape(shape)
 
-        contracted = 0 if self.head else len(self.inputs)
-        kernel_init = declared(init, self.axes, decays=True, inputs=contracted)
+        kernel_init = declared(
+            init,
+            self.axes,
+            decays=True,
+            inputs=len(self.inputs),
+            head=self.head,
+            queries=self.queries,
+        )
         self.kernel = self.param("kernel", kernel_init, self.inputs + self.outputs)
         if self.use_bias:
             bias_axes = self.axes[len(self.inputs) :]
-            bias_init = declared(nn.initializers.zeros, bias_axes)
+            bias_init = declared(nn.initializers.zeros, bias_axes, queries=self.queries)
             self.bias = self.param("bias", bias_init, self.outputs)
 
     @property

@@ -330,7 +330,7 @@ class NextTokens(CausalUse, TextTask):
 
     def loss(self, params, batch, context: Context) -> Loss:
         hidden, carry = self.states(params, batch, context)
-        output = self.model.apply({"params": params}, method="output")
+        output = self.model.apply({"params": params}, method="scaled_output")
         weights = batch["weights"].astype(jnp.float32)
         loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
         # An integer, because float32 would round counts above 2^24.
@@ -382,7 +382,7 @@ def masked_loss(model: Any, params, batch, hidden: jax.Array) -> Loss:
     # vocabulary would otherwise be computed at all positions, most of which have no loss.
     masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
     filled = batch["segment_ids"] > 0
-    mlm, _, correct = apply(method="output").cross_entropy(
+    mlm, _, correct = apply(method="scaled_output").cross_entropy(
         apply(masked, method="transformed"),
         batch["masked_labels"],
         batch["masked_weights"].astype(jnp.float32),
@@ -497,7 +497,7 @@ class PairTask(SequenceToSequenceUse, TextTask):
         variables = {"params": params}
         filled = batch["target_segment_ids"] > 0
         weights = batch["weights"]
-        loss, nll, correct = self.model.apply(variables, method="output").cross_entropy(
+        loss, nll, correct = self.model.apply(variables, method="scaled_output").cross_entropy(
             self.model.apply(variables, hidden, method="transformed"),
             batch["labels"],
             weights,

@@ -106,6 +106,7 @@ def resolve(
         if (key, value) not in model_overrides:
             configs.set_key(config, key, value)
     configs.validate(config)
+    config = configs.with_base_width(config)
     files = configs.named_files(config)
     recorded = find(workdir, files)
     if not recorded:  # a recorded run of an earlier version, which did not check this, may resume
@@ -119,12 +120,13 @@ def resolve(
     earlier = recorded or source(config)
     if replaces_model:
         config = with_model(config, earlier, model_overrides)
-        config = _with_labels(config, recorded, earlier)
+        config = configs.with_base_width(_with_labels(config, recorded, earlier))
         if recorded and names_same_run(config.init_from, recorded.config.init_from):
             # Paths may be spelled differently, such as relative to another folder; the recorded
             # spelling keeps the comparison of configs from refusing the run.
             config.init_from = recorded.config.init_from
     config = with_other_models(config, recorded, earlier)
+    _check_base(config, recorded, earlier)
     if hosts.index():
         config.data.rebuild = False  # only process 0 rebuilds the data
     workdir = buckets.folder_of_run(workdir) if workdir else None
@@ -135,6 +137,18 @@ def resolve(
         origin(config, workdir),
         files,
     )
+
+
+def _check_base(config: ConfigDict, recorded: Record | None, earlier: Record | None) -> None:
+    """Raises UserError if a run in muP starts from the parameters of one with another base."""
+    if recorded or earlier is None:
+        return
+    own, other = (x.model.get("base_width") for x in (config, earlier.config))
+    if own != other:
+        raise UserError(
+            f"config.model.base_width={own}: the run in config.init_from has {other}; "
+            "set config.optimizer.base as it does"
+        )
 
 
 def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
@@ -183,6 +197,7 @@ def _tokenizer(earlier: Record | None):
 
 
 def _task(config, tokenizer):
+    config = configs.with_base_width(config)
     task = configs.named_class("task", config.task.name)
     if config.source.name and not task.reads_source:
         raise UserError(

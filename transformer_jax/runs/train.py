@@ -184,7 +184,11 @@ def make_step(
     # A folder that does not exist stands for a run that has no checkpoint yet.
     with tempfile.TemporaryDirectory() as folder:
         run = resolve(config, pathlib.Path(folder) / "run", _with_rows(config, overrides, data))
-    task = run.task()
+    return loop_of(run, run.task())
+
+
+def loop_of(run: "spec.RunSpec", task) -> OwnLoop:
+    """Returns `make_step` of a run that is resolved, and of its task."""
     program = Program.of(run.config, task)
     warm_start.check_vectors(task, program, is_new=True)
     state = trainer.initial_state(run.config, task, program, run.origin)

@@ -1,5 +1,5 @@
 """Scaling experiments: trains models of several sizes and budgets, fits scaling laws to them, and
-predicts the loss of a larger model.
+predicts the loss of a larger model. Finds out whether learning rates transfer to wider models.
 
 python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=DIR
     trains every run in DIR/NAME, one after the other; the same command continues after a stop
@@ -17,6 +17,16 @@ the same. Under Slurm, an array has a job for each run, numbered from 0:
 
 sbatch --array=0-17 launch/slurm.sbatch .venv/bin/python -m transformer_jax.scaling run \\
     --config=FILE --workdir=DIR
+
+Two commands measure muP, the parametrization that `config.optimizer.base` turns on, beside the
+standard one. --widths are values of d_model, with which the other widths grow in proportion:
+
+python -m transformer_jax.scaling coordinates --config=gpt/quickstart --widths=64,128,256,512
+    measures how much activations change in the first updates; with --workdir=DIR, draws it there
+python -m transformer_jax.scaling transfer --config=gpt/quickstart --widths=64,128,256 \\
+    --rates=5e-4,1e-3,2e-3,4e-3 --workdir=DIR
+    trains a run of each width, rate and seed in DIR, finds the best rate of each width and draws
+    it; the same command continues after a stop, and an array has a job for each run
 """
 
 import json
@@ -29,18 +39,26 @@ from transformer_jax.config import UserError
 
 
 def define_flags() -> None:
-    cli.define_commands("run", "fit", "predict", "check")
+    cli.define_commands(*_COMMANDS)
     cli.define_config(required=False)
-    cli.define_workdir()
+    cli.define_workdir(required=False)
     cli.define_hosts()
     cli.define_only()
     flags.DEFINE_bool(
         "held_out", False, "run: trains the held-out run, which must be predicted first."
     )
+    flags.DEFINE_list("widths", [], "coordinates, transfer: values of d_model.")
+    flags.DEFINE_list("rates", [], "transfer: learning rates.")
+    flags.DEFINE_integer(
+        "seeds", None, "Seeds of each model; default: coordinates 5, transfer 3.", lower_bound=1
+    )
 
 
 def main() -> None:
-    {"run": run, "fit": fit, "predict": predict, "check": check}[cli.command()]()
+    command = cli.command()
+    if command != "coordinates" and not cli.FLAGS.workdir:
+        raise UserError("--workdir=DIR is missing")
+    _COMMANDS[command]()
 
 
 def run() -> None:
@@ -99,6 +117,61 @@ def check() -> None:
     print(json.dumps(fits.check(cli.FLAGS.workdir, _files())))
 
 
+def coordinates() -> None:
+    from transformer_jax.pictures import widths as pictures
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.scaling import coordinates
+
+    options = cli.FLAGS
+    result = coordinates.check(_config(), _numbers("widths", int), options.seeds or 5)
+    say("\n".join(coordinates.lines(result)))
+    if options.workdir:
+        result["pictures"] = _drawn(pictures.coordinates(result), "coordinates")
+    print(json.dumps(result))
+
+
+def transfer() -> None:
+    from transformer_jax.pictures import widths as pictures
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.scaling import runs, transfer
+
+    options = cli.FLAGS
+    asked = (_config(), _numbers("widths", int), _numbers("rates", float), options.seeds or 3)
+    configs_of_runs = {name: config for name, (_, config) in transfer.runs_of(*asked).items()}
+    if (only := cli.only(len(configs_of_runs))) is not None:
+        configs_of_runs = dict([[*configs_of_runs.items()][only]])
+    runs.train(configs_of_runs, options.workdir)
+    result = transfer.measure(*asked, options.workdir)
+    say("\n".join(transfer.lines(result)))
+    result["pictures"] = _drawn(pictures.transfer(result), "transfer")
+    print(json.dumps(result))
+
+
+def _config():
+    if not cli.FLAGS.config:
+        raise UserError("--config=... is missing, such as gpt/quickstart")
+    return cli.load_config()
+
+
+def _numbers(flag: str, kind: type) -> list:
+    values = getattr(cli.FLAGS, flag)
+    try:
+        return [kind(value) for value in values]
+    except ValueError:
+        raise UserError(f"--{flag}={','.join(values)}: must be numbers, such as 64,128") from None
+
+
+def _drawn(figure, name: str) -> list[str]:
+    """Writes a figure into the workdir and returns the paths of its files."""
+    from transformer_jax.pictures.figure import save
+    from transformer_jax.storage import buckets
+
+    paths = [buckets.folder_of_run(cli.FLAGS.workdir) / f"{name}{end}" for end in (".png", ".svg")]
+    for path in paths:
+        save(figure, path)
+    return [str(path) for path in paths]
+
+
 def _files():
     """Returns the files of classes that the flags name.
 
@@ -128,6 +201,16 @@ def _family():
             "configs/scaling/cpu.py does"
         )
     return family
+
+
+_COMMANDS = {
+    "run": run,
+    "fit": fit,
+    "predict": predict,
+    "check": check,
+    "coordinates": coordinates,
+    "transfer": transfer,
+}
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class BidirectionalLM(EncoderUse, TextTask):
     def loss(self, params, batch, context: Context) -> Loss:
         states, carry = carried_states(self.model, params, batch, context)
         # Both directions share the softmax layer (section 3.1).
-        output = self.model.apply({"params": params}, method="output")
+        output = self.model.apply({"params": params}, method="scaled_output")
         metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
         for way, name in enumerate(_DIRECTIONS):
             labels, weights = batch["labels"][..., way], batch["weights"][..., way]

@@ -157,7 +157,7 @@ class Output(NamedTuple):
         apply = partial(model.apply, {"params": params})
         states = apply(hidden, method="transformed")
         # The rows that pad the vocabulary are dropped: the two tables may be padded differently.
-        return cls(states, *apply(method="output").first(model.vocab_size))
+        return cls(states, *apply(method="scaled_output").first(model.vocab_size))
 
     def log_softmax(self, states: Float[Array, "B C E"], temperature: float):
         """Returns the log-probabilities (B, C, V) float32 of a chunk of the states."""

@@ -91,7 +91,7 @@ class PermutedLM(EncoderUse, TextTask):
     def loss(self, params, batch, context: Context) -> Loss:
         states, carry = self._states(params, batch, context)
         apply = partial(self.model.apply, {"params": params})
-        loss, _, correct = apply(method="output").cross_entropy(
+        loss, _, correct = apply(method="scaled_output").cross_entropy(
             states,
             # The row itself has the labels: no token is masked, but no target attends to its own.
             jnp.take_along_axis(batch["tokens"], batch["target_positions"], axis=1),

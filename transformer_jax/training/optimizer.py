@@ -18,6 +18,7 @@ from optax.contrib import ScheduleFreeState
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.layers.mup import Growth
 from transformer_jax.layers.parameters import Path, Traits, names, unsplit
 
 TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in jax
@@ -40,13 +41,15 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
     def traits_of(path) -> Traits:
         return by_name[names(path)]
 
+    growths = task.growths
+
     def chain(section):
         layer_decay = []
         if section.layer_decay != 1:
             trained = {path: by_name[path] for path in by_name if task.group(path) is not None}
             below_top = _below_top(trained, task.depth)
             layer_decay = [_scale_by_depth(section.layer_decay, below_top, traits_of)]
-        return _chain(section, num_steps, traits_of, layer_decay)
+        return _chain(section, num_steps, traits_of, growths, layer_decay)
 
     transforms = {_label(name): chain(section) for name, section in by_group.items()}
     return optax.multi_transform(
@@ -77,9 +80,15 @@ def _check_groups(named: set[str | None], sections: set[str]) -> None:
 
 
 def _chain(
-    config, num_steps: int, traits_of: TraitsOf, layer_decay: list[optax.GradientTransformation]
+    config,
+    num_steps: int,
+    traits_of: TraitsOf,
+    growths: Mapping[Path, Growth],
+    layer_decay: list[optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """Returns the chain of a group: clipping, direction, weight decay, layer decay, learning rate.
+
+    With muP, the direction is scaled as `growths` say.
 
     Before update number `config.begin`, the chain changes neither the parameters nor its own state.
     Its schedule covers the updates from there to the end of the run.
@@ -88,6 +97,10 @@ def _chain(
     rate = schedule(config, num_steps - begin)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
+    if growths:
+        # Gradients are clipped as those of W in layers/mup.py, whose norm does not grow.
+        clip = [_scale(growths, lambda growth, path: growth.multiplier), *clip]
+        chain = _in_mup(config.name, chain, growths, traits_of)
     if config.weight_decay:
         # After the direction: the decay is decoupled from the gradient's statistics (Loshchilov &
         # Hutter 2019), and, before the learning rate, proportional to it.
@@ -102,6 +115,36 @@ def _chain(
         chain = [schedule_free(optax.chain(*chain), rate, config.b1)]
     chain = optax.chain(*clip, *chain)
     return optax.conditionally_mask(chain, lambda count: count >= begin) if begin else chain
+
+
+def _in_mup(
+    name: str,
+    direction: list[optax.GradientTransformation],
+    growths: Mapping[Path, Growth],
+    traits_of: TraitsOf,
+) -> list[optax.GradientTransformation]:
+    """Returns a direction, scaled by the rates of muP for the optimizer of that name.
+
+    It stands before the decay of weights, which therefore does not depend on the width.
+    """
+
+    def rate(growth: Growth, path) -> float:
+        is_spectral = name == "muon" and _is_matrix(traits_of(path))
+        return growth.spectral_rate if is_spectral else growth.rate(name)
+
+    # Adam's epsilon is added to gradients that are as large as the base's.
+    even = [] if name == "sgd" else [_scale(growths, lambda growth, path: growth.gradient)]
+    return [*even, *direction, _scale(growths, rate)]
+
+
+def _scale(growths: Mapping[Path, Growth], factor: Callable) -> optax.GradientTransformation:
+    """Multiplies the update of each parameter by factor(growth, path)."""
+
+    def scaled(path, update):
+        by = factor(growths[names(path)], path)
+        return update if by == 1 else update * by
+
+    return optax.stateless(lambda updates, _: tree_map_with_path(scaled, updates))
 
 
 def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation]:
@@ -163,8 +206,13 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
             "matrices": optax.chain(orthogonal, scale),
             "others": optax.scale_by_adam(config.b1, config.b2, config.eps),
         },
-        map_paths(lambda path: "matrices" if traits_of(path).inputs else "others"),
+        map_paths(lambda path: "matrices" if _is_matrix(traits_of(path)) else "others"),
     )
+
+
+def _is_matrix(traits: Traits) -> bool:
+    """Whether Muon updates a parameter, a matrix between hidden states."""
+    return traits.inputs > 0 and not traits.head
 
 
 def _trust(updates, params, traits_of: TraitsOf):

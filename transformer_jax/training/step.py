@@ -623,9 +623,9 @@ def abstract_params(task, mesh: Mesh | None = None, table=None) -> Any:
     )
 
 
-def init_params(task) -> Any:
-    """Returns the initial parameters, on the default device."""
-    return jax.jit(lambda: nn.unbox(_first_params(task)))()
+def init_params(task, seed: int | None = None) -> Any:
+    """Returns the initial parameters of a seed, by default the run's, on the default device."""
+    return jax.jit(lambda: nn.unbox(_first_params(task, seed)))()
 
 
 def zeros(abstract_metrics) -> losses.Metrics:
@@ -667,8 +667,8 @@ def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
     return jax.jit(lambda: task.initial_carry(rows), out_shardings=row_sharding)()
 
 
-def _first_params(task):
-    return task.traced_init(jax.random.key(task.config.train.seed))
+def _first_params(task, seed: int | None = None):
+    return task.traced_init(jax.random.key(task.config.train.seed if seed is None else seed))
 
 
 def _create(task, tx, params, sums=None):

@@ -206,7 +206,7 @@ def log_probs(model: Any, params, batch, context: Context) -> Float[Array, "B K"
     shape = batch["weights"].shape  # (B, K, L)
     tokens, labels = (batch[name].reshape(-1, shape[-1]) for name in ("tokens", "labels"))
     hidden = states(model, params, Inputs(tokens), context)
-    output = model.apply({"params": params}, method="output")
+    output = model.apply({"params": params}, method="scaled_output")
     label_log_probs = output.label_log_probs(hidden, labels).reshape(shape)
     return jnp.sum(label_log_probs * batch["weights"], axis=-1)
 

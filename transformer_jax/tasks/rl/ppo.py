@@ -184,7 +184,7 @@ class PPO(Policy):
         positions, segments = (batch.get(f"text_{name}") for name in ("positions", "segment_ids"))
         inputs = Inputs(batch["text_tokens"], positions=positions, segment_ids=segments)
         hidden = self.model.apply({"params": params}, inputs, method="hidden")
-        output = self.model.apply({"params": params}, method="output")
+        output = self.model.apply({"params": params}, method="scaled_output")
         weights = batch["text_weights"].astype(jnp.float32)
         return output.cross_entropy(hidden, batch["text_labels"], weights)[0]
 

@@ -126,7 +126,7 @@ class CodeLM(SourceTask):
         variables = {"params": params}
         hidden = states(self.model, params, Inputs(tokens), context)
         weights = jnp.broadcast_to(batch["shares"], codes.shape)
-        output = self.model.apply(variables, method="output")
+        output = self.model.apply(variables, method="scaled_output")
         loss, _, correct = output.cross_entropy(hidden, codes, weights)
         count = weights.sum()
         metrics = {

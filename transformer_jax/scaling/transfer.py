@@ -1,0 +1,145 @@
+"""The best learning rate by width, with muP and in the standard parametrization.
+
+In muP, the best learning rate of a narrow model is that of a wide one (Yang et al. 2022, section
+6). Every run is an ordinary one, in a folder of its own.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.runs import spec
+from transformer_jax.scaling.coordinates import MUP, STANDARD, at_width, check_distinct
+from transformer_jax.storage import buckets
+
+Run = tuple[str, int, float, int]  # parametrization, width, learning rate, seed
+
+
+def runs_of(
+    config: ConfigDict, widths: Sequence[int], rates: Sequence[float], seeds: int
+) -> dict[str, tuple[Run, ConfigDict]]:
+    """Returns {name: (what it is, its config)} of all runs.
+
+    The base of muP is by default the smallest of the widths, at which both parametrizations are
+    equal, so that it is trained only once.
+    """
+    check_distinct("widths", widths)
+    check_distinct("rates", rates)
+    base = dict(config.optimizer.base) or at_width(config, min(widths))
+    found = {}
+    for parametrization in (STANDARD, MUP):
+        for width in widths:
+            own = at_width(config, width)
+            if parametrization == MUP and own == base:
+                continue
+            for rate in rates:
+                for seed in range(seeds):
+                    changed = ConfigDict(config).copy_and_resolve_references()
+                    keys = {f"model.{key}": value for key, value in own.items()}
+                    keys |= {"optimizer.learning_rate": rate, "train.seed": seed}
+                    in_mup = tuple(base.items()) if parametrization == MUP else ()
+                    keys |= {"optimizer.base": in_mup, "model.base_width": None}
+                    for key, value in keys.items():
+                        configs.set_key(changed, key, value)
+                    name = f"{parametrization}-width={width}-rate={rate:g}-seed={seed}"
+                    found[name] = (parametrization, width, rate, seed), changed
+    return found
+
+
+def measure(
+    config: ConfigDict, widths: Sequence[int], rates: Sequence[float], seeds: int, folder
+) -> dict[str, Any]:
+    """Returns the losses of the finished runs in `folder`, and the best rate of each width.
+
+    The best rate is the lowest point of a parabola through the logarithm of the rates around the
+    lowest mean loss. At an end of the rates, it is that end, and `is_inside` is false. The `shift`
+    of a parametrization is the logarithm, base 2, of the best rate at the largest width over that
+    at the smallest.
+    """
+    folder = buckets.folder_of_run(folder)
+    runs = runs_of(config, widths, rates, seeds)
+    losses, missing = {}, []
+    for name, (run, _) in runs.items():
+        loss = _last_loss(folder / name)
+        if loss is None:
+            missing.append(name)
+        else:
+            losses.setdefault(run[:3], []).append(loss)
+    result = {
+        "widths": [*widths],
+        "rates": [*rates],
+        "seeds": seeds,
+        "base": dict(config.optimizer.base) or at_width(config, min(widths)),
+        "missing": missing,
+    }
+    for parametrization in (STANDARD, MUP):
+        curves = {}
+        for width in widths:
+            # At the base, both parametrizations are one.
+            own = [losses.get((parametrization, width, rate)) for rate in rates]
+            if not any(own):
+                own = [losses.get((STANDARD, width, rate)) for rate in rates]
+            curves[width] = own
+        best = {width: _best(rates, own) for width, own in curves.items()}
+        known = [best[width] for width in (min(widths), max(widths)) if best[width]]
+        result[parametrization] = {
+            "losses": {width: dict(zip(map(str, rates), own)) for width, own in curves.items()},
+            "best": best,
+            "shift": math.log2(known[1]["rate"] / known[0]["rate"]) if len(known) == 2 else None,
+        }
+    return result
+
+
+def _last_loss(folder) -> float | None:
+    """Returns the loss of held-out rows at the end of a run; infinite if it is not finite."""
+    if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
+        return None
+    steps = json.loads((folder / "config.json").read_text())["config"]["train"]["num_steps"]
+    for line in spec.metrics(folder):
+        if line["step"] == steps and "valid/loss" in line:
+            return math.inf if line["valid/loss"] is None else line["valid/loss"]
+    return None
+
+
+def _best(rates: Sequence[float], losses: Sequence[list[float] | None]) -> dict | None:
+    """Returns the best rate of a width; None if a rate has no run yet."""
+    if not all(losses):
+        return None
+    order = np.argsort(rates)
+    x = np.log2(np.array(rates)[order])
+    y = np.array([np.mean(losses[index]) for index in order])
+    lowest = int(np.argmin(y))
+    near = slice(lowest - 1, lowest + 2)
+    is_inside = 0 < lowest < len(x) - 1 and bool(np.isfinite(y[near]).all())
+    at = x[lowest]
+    if is_inside:
+        a, b, _ = np.polyfit(x[near] - at, y[near], 2)
+        at -= b / (2 * a)
+    return {"rate": float(2**at), "loss": float(y[lowest]), "is_inside": is_inside}
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """Returns the best rates in words, a line for each width."""
+    said = []
+    for parametrization in (STANDARD, MUP):
+        own = result[parametrization]
+        for width, best in own["best"].items():
+            if best is None:
+                said.append(f"{parametrization}, width {width}: runs are missing")
+                continue
+            edge = "" if best["is_inside"] else ", at an end of the rates"
+            said.append(
+                f"{parametrization}, width {width}: best rate {best['rate']:.3g}{edge}, "
+                f"loss {best['loss']:.4f}"
+            )
+        if own["shift"] is not None:
+            said.append(
+                f"{parametrization}: from the smallest to the largest width, the best rate moves "
+                f"by a factor of {2 ** own['shift']:.2f}"
+            )
+    return said
