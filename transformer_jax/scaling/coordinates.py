@@ -130,21 +130,29 @@ def _changes(config: ConfigDict, seeds: int, updates: int) -> list[Changes]:
 
 
 def _activations(task, params, batch: dict) -> dict[str, np.ndarray]:
-    """Returns the output of each module, and the logits, when the task computes its loss."""
-    carry = task.initial_carry(len(jax.tree.leaves(batch)[0]))
-    calls = activations.calls(lambda: task.loss(params, batch, Context(carry=carry)))
+    """Returns the output of each module, the logits and the loss of a few rows."""
+    rows = len(jax.tree.leaves(batch)[0])
+    loss = None
+
+    def compute() -> None:
+        nonlocal loss
+        loss = task.loss(params, batch, Context(carry=task.initial_carry(rows)))
+
     found, last = {}, {}
-    for path, method, result in calls:
+    for path, method, result in activations.calls(compute):
         if not path:
             # The output layer takes what the last of these methods has returned.
             last["hidden" if method in ("hidden", "transformed") else method] = result
-        elif method == "__call__" and isinstance(result, jax.Array):
+        # Weights, such as those that dropout changes, have no rows.
+        elif method == "__call__" and isinstance(result, jax.Array) and len(result) == rows:
             # The factor of muP in the projection of queries belongs to the scale of the scores.
             growth = task.growths.get((*path, "kernel"))
             scale = growth.scores**0.5 if growth else 1.0
             _number(found, "/".join(path), np.asarray(result) * scale)
     if {"hidden", "scaled_output"} <= last.keys():
         _number(found, "logits", np.asarray(last["scaled_output"].logits(last["hidden"])))
+    terms = [task.coefficients[name] * term for name, term in loss.terms.items()]
+    _number(found, "loss", np.asarray(sum(terms)))
     return found
 
 
