@@ -4,9 +4,12 @@ python benchmarks/coordinates.py [--json=FILE] [--plot=FILE.png] [--case=gpt ...
 
 Models of 64 to 512 make five updates of AdamW, with muP and without, from five seeds. A row has the
 steepest slope of the logarithm of an activation's change over that of the width, for a family and
-parametrization; 0 is flat. The theory is about widths far above the number of tokens of an update
-and of the vocabulary, so the text is made of few characters, and an update has few of them:
-additions, in words, such as "six plus four is ten"; the translation has them in digits, too.
+parametrization; 0 is flat. `outputs` is that of the outputs alone, which are the logits, the scores
+of pairs of sentences and the loss, and `ours` that of all other activations.
+
+The theory is about widths far above the number of tokens of an update and of the vocabulary, so the
+text is made of few characters, and an update has few of them: additions, in words, such as "six
+plus four is ten"; the translation has them in digits, too.
 
 The budget is 25 minutes of 2 cores.
 """
@@ -24,6 +27,7 @@ from transformer_jax.scaling import coordinates
 
 WIDTHS = (64, 128, 256, 512)
 ONES = "zero one two three four five six seven eight nine ten eleven twelve".split()
+OUTPUTS = ("logits", "nsp", "loss")
 COMMON = {"data.corpus": "", "data.tokenizer": "characters", "optimizer.name": "adamw"}
 SHORT = {"task.length": 8, "task.sample_tokens": 0, "train.batch": 1, "model.vocab_size": 32}
 PAIRS = {"task.source_length": 16, "task.target_length": 8, "train.batch": 1}
@@ -57,16 +61,23 @@ def check(tiny: bool, family: str):
             seeds=1 if tiny else 5,
             updates=2 if tiny else coordinates.UPDATES,
         )
+    last = f"update {result['updates']}"
     for parametrization in (coordinates.MUP, coordinates.STANDARD):
         found = result[parametrization]
         slopes = found["slopes"]
+        outputs = {name: x for name, x in slopes.items() if name.startswith(OUTPUTS)}
+        inner = {name: x for name, x in slopes.items() if name not in outputs}
         yield {
             "case": f"{family}, {parametrization}",
-            "ours": found["largest"],
+            "ours": max(inner.values(), key=abs),
+            "outputs": max(outputs.values(), key=abs),
             "unit": "steepest slope",
             "within": sum(abs(slope) <= 0.1 for slope in slopes.values()),
             "slopes": {name: round(slope, 4) for name, slope in slopes.items()},
-            "changes": found["changes"],
+            "changes": {
+                width: {name: round(x, 4) for name, x in changes.items() if name.endswith(last)}
+                for width, changes in found["changes"].items()
+            },
         }
 
 
@@ -101,8 +112,7 @@ def plot(rows: list[dict]):
         changes = row["changes"]
         widths = [int(width) for width in changes]
         for name in set.intersection(*({*found} for found in changes.values())):
-            if name.endswith(f"update {coordinates.UPDATES}"):
-                axes.loglog(widths, [np.exp(found[name]) for found in changes.values()], "0.5")
+            axes.loglog(widths, [np.exp(found[name]) for found in changes.values()], "0.5")
         axes.set_title(f"{row['case']}: {row['ours']:+.2f}", fontsize=9)
         axes.set_xticks(widths, [str(width) for width in widths])
         axes.minorticks_off()

@@ -151,8 +151,8 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
         return float(value)
     if kind is int and type(value) is float and value.is_integer():
         return int(value)  # 1e5 is a float in Python, but a whole number to its user
-    if kind is tuple and isinstance(value, (dict, ConfigDict)):
-        value = tuple(value.items())
+    if key == "optimizer.base" and isinstance(value, (dict, ConfigDict)):
+        value = tuple(sorted(value.items()))
     if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
         return _as_tuple(value)
     if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
@@ -1473,7 +1473,7 @@ def optimizer_sections(config) -> dict[str, Any]:
             raise _refusal(name, "named twice" if name else "the name is empty")
         section = ConfigDict(dict(config)).copy_and_resolve_references()
         for key, value in changes.items():
-            if key not in types or key == "groups":
+            if key not in types or key in ("groups", "base"):
                 meant = did_you_mean(key, [*types])
                 raise _refusal(name, f"config.optimizer has no key {key!r} for a group{meant}")
             with section.ignore_type():
@@ -1793,6 +1793,9 @@ def _check_base(config: ConfigDict) -> None:
         raise UserError(
             f"config.optimizer.base={base}: must hold widths, such as dict(d_model=128)"
         )
+    finite = ("base_width", "max_length", "num_layers", "vocab_size")
+    if named := sorted({key for key, _ in base} & {*finite}):
+        raise UserError(f"config.optimizer.base: {named[0]} is no width that grows")
     if unknown := sorted({key for key, _ in base} - {*config.model}):
         meant = did_you_mean(unknown[0], [*config.model])
         raise UserError(f"config.optimizer.base: config.model has no key {unknown[0]!r}{meant}")

@@ -218,8 +218,8 @@ def write(task, params, target, architecture=None) -> bool:
     config = task.config
     if config.model.get("base_width") not in (None, config.model.get("d_model")):
         raise UserError(
-            f"config.model.base_width={config.model.base_width}: Hugging Face's classes have no "
-            "multiplier of the logits, which a run in muP has"
+            f"config.model.base_width={config.model.base_width}: Hugging Face's classes have none "
+            "of muP's factors"
         )
     family = families.run_family(config, architecture)
     config = family.written(config)

@@ -54,10 +54,12 @@ def whole(tmp_path_factory):
 
 def count_writes(workdir) -> int:
     """Returns how many lines and checkpoints the runs have written so far."""
-    lines = sum(
-        path.read_text(errors="ignore").count("\n") for path in workdir.rglob("metrics.jsonl")
-    )
-    return lines + sum(path.parent.name == "checkpoints" for path in workdir.rglob("*"))
+    found = 0
+    for run in workdir.glob("*/seed-*"):
+        for path in run.glob("metrics.jsonl"):
+            found += path.read_text(errors="ignore").count("\n")
+        found += sum(path.name.isdigit() for path in run.glob("checkpoints/*"))
+    return found
 
 
 def verdict(output: str) -> dict:

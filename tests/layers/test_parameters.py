@@ -25,9 +25,9 @@ def test_the_parameters_of_bert_declare_axes_decay_and_inputs():
     assert {
         "token_embed/embedding": Traits(("vocab", "embed"), decays=True),
         f"{layers}/attention/query/kernel": Traits(
-            ("layers", "embed", "heads", "head_dim"), decays=True, inputs=1, queries=True
+            ("layers", "embed", "heads", "head_dim"), decays=True, inputs=1, query_power=0.5
         ),
-        f"{layers}/attention/query/bias": Traits(("layers", "heads", "head_dim"), queries=True),
+        f"{layers}/attention/query/bias": Traits(("layers", "heads", "head_dim"), query_power=0.5),
         f"{layers}/attention/out/kernel": Traits(
             ("layers", "heads", "head_dim", "embed"), decays=True, inputs=2
         ),

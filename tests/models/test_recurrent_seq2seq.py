@@ -204,11 +204,11 @@ def test_decoding_equals_the_whole_prefix(name):
     np.testing.assert_allclose(logits, np.asarray(expected)[:, 0], **CLOSE)
 
     @jax.jit
-    def widened(state):
+    def multiplied(state):
         state = state.resized(0, 9)  # room for longer sources
         return state.reorder(jnp.zeros((2, 3), jnp.int32))  # (2, 1) hypotheses to (2, 3)
 
-    state = widened(state)
+    state = multiplied(state)
     others = (TARGET[:, 1:3, None] + np.arange(3)) % 20  # (2, 2, 3)
     for position in range(2):
         logits, state = decoder.step(params, state, others[:, position])

@@ -81,9 +81,10 @@ def test_the_best_rate_of_each_width_and_how_far_it_moves(tmp_path):
     assert result["muP"]["best"][32]["rate"] == pytest.approx(2.2e-3, rel=1e-6)
     assert result["muP"]["shift"] == pytest.approx(0, abs=1e-6)
     # 1.1e-3 lies next to the lowest rate, so the lowest loss is at an end.
+    lowest = 1 + 0.1 * np.log2(1.1) ** 2 + 0.01 * 0.5
     assert result["standard"]["best"][32] == {
         "rate": 1e-3,
-        "loss": pytest.approx(result["standard"]["best"][32]["loss"]),
+        "loss": pytest.approx(lowest),
         "is_inside": False,
     }
     assert "at an end of the rates" in "\n".join(transfer.lines(result))
@@ -103,7 +104,20 @@ def test_runs_that_are_missing_or_have_diverged(tmp_path):
     assert "standard, width 16: runs are missing" in transfer.lines(result)
 
 
-def test_rates_are_distinct():
+def test_runs_of_muP_that_are_missing_are_not_taken_from_the_standard(tmp_path):
+    for name, ((parametrization, *_), config) in transfer.runs_of(gpt(), WIDTHS, RATES, 1).items():
+        if parametrization == "standard":
+            finish(tmp_path, name, config, 1.0)
+    result = transfer.measure(gpt(), WIDTHS, RATES, 1, tmp_path)
+    assert result["standard"]["best"][32] and result["muP"]["best"][16]
+    assert result["muP"]["best"][32] is None and result["muP"]["shift"] is None
+    # A width has a best rate only once all seeds are there.
+    assert transfer.measure(gpt(), WIDTHS, RATES, 2, tmp_path)["standard"]["best"][16] is None
+
+
+def test_rates_are_positive_and_distinct():
+    with pytest.raises(UserError, match="--rates: 0 is not above 0"):
+        transfer.runs_of(gpt(), WIDTHS, (0.0, 0.1), 1)
     with pytest.raises(UserError, match="--rates=0.1,0.1: name at least two values, each once"):
         transfer.runs_of(gpt(), WIDTHS, (0.1, 0.1), 1)
 
@@ -125,3 +139,15 @@ def test_the_command_trains_goes_on_and_draws(tmp_path):
     result = json.loads(done.stdout)
     assert result["missing"] == [] and (tmp_path / "transfer.svg").is_file()
     assert "standard-width=16-rate=0.001-seed=0: done" in done.stderr
+
+
+@pytest.mark.full
+def test_muP_is_flat_where_the_standard_parametrization_is_not():
+    keys = {"model.vocab_size": 256, "data.tokenizer": "characters", "data.corpus": "python"}
+    config = gpt(**keys, **{"task.length": 8, "train.batch": 8})
+    slopes = {}
+    for name, found in coordinates.check(config, (64, 128, 256), seeds=3, updates=3).items():
+        if name in (coordinates.MUP, coordinates.STANDARD):
+            inner = [x for key, x in found["slopes"].items() if key.startswith("decoder")]
+            slopes[name] = max(inner, key=abs)
+    assert abs(slopes["muP"]) < 0.2 and slopes["standard"] > 0.8

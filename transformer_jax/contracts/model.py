@@ -362,6 +362,8 @@ class Model(nn.Module, abc.ABC):
     # The first tokens of the vocabulary to which `limited_to` limits the predictions. None: all of
     # `vocab_size`. It is set where a run is used, and is no config key.
     num_pieces: int | None = None
+    # Whether muP knows all sums of the family whose terms grow in number with the width.
+    has_mup: ClassVar[bool] = True
     # for muP: the d_model of the base, which `config.optimizer.base` sets; None: no muP
     base_width: PositiveInt | None = None
 
@@ -441,19 +443,20 @@ class Model(nn.Module, abc.ABC):
 
         Losses and predictions use this output (Yang et al. 2022, table 8).
         """
-        return self.widened(self.output())
+        return self.multiplied(self.output())
 
     @nn.nowrap
-    def widened(self, output: Output) -> Output:
+    def multiplied(self, output: Output) -> Output:
         """Returns an output whose logits are divided by the growth of its width in muP."""
         # A factorized table (Lan et al. 2020) has a width of its own, which does not grow.
         table = getattr(output, "table", None)
         if self.base_width is None or table is None or table.shape[-1] != self.d_model:
             return output
-        return output.tempered(self.d_model / self.base_width)
+        # A bias has a finite width, and so no multiplier.
+        return output._replace(table=table * (self.base_width / self.d_model))
 
     @property
-    def scale_width(self) -> int:
+    def reference_width(self) -> int:
         """The d_model from which a family computes a factor of embeddings or hidden states.
 
         In muP, it is the base's, because activations must not grow with the width.

@@ -181,10 +181,20 @@ class Objective(abc.ABC):
             return {}
         base = self._base()
         mup.check_output(self.model, base.model)
-        return mup.growths(self.param_shapes, base.param_shapes)
+        found = mup.growths(self.param_shapes, base.param_shapes)
+        if base.model != self.model and all(x.is_equal for x in found.values()):
+            raise UserError(
+                f"config.optimizer.base={dict(self.config.optimizer.base)}: no parameter grows"
+            )
+        return found
 
     def _base(self) -> "Task":
         """Returns this task with a model of the widths of `config.optimizer.base`."""
+        if not self.model.has_mup:
+            raise UserError(
+                f"config.optimizer.base: muP does not know config.model.name="
+                f"{self.config.model.name!r}"
+            )
         base = copy.copy(self)
         for name in ("param_shapes", "traced_init", "growths"):
             vars(base).pop(name, None)  # they are of the wide model

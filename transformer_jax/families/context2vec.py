@@ -27,6 +27,7 @@ class Context2Vec(Encoder):
 
     can = frozenset({"fill"})
     vocabulary = ("token_embed/embedding", "right_embed/embedding", "output_embed/embedding")
+    has_mup = False  # its loss is a product of vectors
     # Not the table that an LSTM reads: only these vectors are in the space of the contexts.
     word_table = "output_embed/embedding"
     max_length = None

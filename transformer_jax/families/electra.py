@@ -47,6 +47,11 @@ class ELECTRA(BERT):
 
     def check(self):
         super().check()
+        if self.d_embed == self.d_model and self.base_width not in (None, self.d_model):
+            raise UserError(
+                f"config.model.d_embed={self.d_embed}: in muP, embeddings need a width of their "
+                "own, which is not d_model"
+            )
         if self.generator_size:
             narrow = self.narrow()
             if not narrow.d_model:
@@ -146,7 +151,7 @@ class ELECTRA(BERT):
 
     def generator_output(self) -> Projection:
         """Returns the generator's output projection: the shared table (V, E) and a bias (V,)."""
-        return self.widened(Projection(self.token_embed.table(), self.generator.mlm_bias()))
+        return self.multiplied(Projection(self.token_embed.table(), self.generator.mlm_bias()))
 
     def flops(self, length: int, predictions: int) -> float:
         layer = parameters.LayerSizes.of(self).layer(length, length**2)

@@ -196,7 +196,7 @@ class EncoderDecoder(CachedSequenceToSequence):
         if positions is None:
             max_length = self.max_length if self.positions in BOUNDED else tokens.shape[1]
             positions = row_positions(tokens, max_length)
-        x = embed(tokens) * math.sqrt(self.scale_width)
+        x = embed(tokens) * math.sqrt(self.reference_width)
         if self.positions != "none":
             # In decoding, all hypotheses of an input have one position, (B, 1).
             positions = jnp.broadcast_to(positions, tokens.shape)
@@ -211,7 +211,7 @@ class EncoderDecoder(CachedSequenceToSequence):
     def _position_vectors(self, positions: Int[Array, "B L"]) -> Float[Array, "B L W"]:
         if self.positions == "learned":
             # Scaled like the token embeddings, because it has the same initial standard deviation.
-            return self.position_embed(positions) * math.sqrt(self.scale_width)
+            return self.position_embed(positions) * math.sqrt(self.reference_width)
         width = self.position_width or self.d_model
         return position_codes(self.positions, positions, width, self.max_length)
 

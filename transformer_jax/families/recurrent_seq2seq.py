@@ -46,6 +46,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
+    has_mup = False  # its scores are sums over the width
     word_table = "target_embed/embedding"
     decoding_stacks = ()
 

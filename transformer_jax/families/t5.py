@@ -175,7 +175,7 @@ class T5(CachedSequenceToSequence):
         # Tied embeddings start from N(0, 1). Without the scale, logits would start with a standard
         # deviation near sqrt(d_model).
         is_scaled = self.tie_output if self.scale_output is None else self.scale_output
-        return hidden * self.scale_width**-0.5 if is_scaled else hidden
+        return hidden * self.reference_width**-0.5 if is_scaled else hidden
 
     def output(self) -> Projection:
         """Returns the output projection: the table (V, M) without a bias."""

@@ -135,7 +135,7 @@ class TransformerXL(Recurrent):
         # Texts are numbered from 1, which is the text that continues the memory. Padding is 0.
         texts = jnp.ones_like(tokens) if restarts is None else 1 + jnp.cumsum(restarts, axis=1)
         texts = texts if filled is None else jnp.where(filled, texts, 0)
-        x = self.embed_dropout(self.token_embed(tokens) * self.scale_width**0.5, train=train)
+        x = self.embed_dropout(self.token_embed(tokens) * self.reference_width**0.5, train=train)
         outputs = self._decoded(x, memory, jnp.concatenate([remembered, texts], axis=1), train)
         inputs = jnp.concatenate([x[None], outputs[:-1]])  # (layers, B, L, M)
         longer = jnp.concatenate([memory, jnp.moveaxis(inputs, 0, 1)], axis=2)

@@ -368,12 +368,15 @@ class Attention(nn.Module):
         kernel_init: nn.initializers.Initializer | None = None,
     ) -> Linear:
         """Returns the projection of hidden states (B, L, features) to heads (B, L, H, D)."""
+        # In muP, scores are scaled by 1 / D in all. A family that fixes their scale has no factor
+        # of 1 / sqrt(D) yet.
+        power = 0.5 if self.scale is None else 1.0
         return Linear(
             (features,),
             (num_heads, self.head_dim),
             axes=("embed", "heads", "head_dim"),
             use_bias=self.use_bias,
-            queries=name.endswith("query"),
+            query_power=power if name.endswith("query") else 0.0,
             kernel_init=kernel_init or self.kernel_init,
             dtype=self.dtype,
             name=name,

@@ -90,7 +90,12 @@ class Adapters:
         own = partial(Declared, decays=True)
         return (
             own(a, (*names[:between], None), inputs=len(inputs)),
-            own(b, (*names[:stack], None, *names[between:]), inputs=1),
+            own(
+                b,
+                (*names[:stack], None, *names[between:]),
+                inputs=1,
+                query_power=box.query_power,
+            ),
         )
 
     def merged(

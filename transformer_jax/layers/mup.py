@@ -14,10 +14,11 @@ W, and m, where n is the factor by which the inputs have grown, and k that of th
     outputs finite           1/n          1               1         n
 
 The product m W is stored, so that no forward pass and no file needs to know m. Its gradient is
-multiplied by m, and so is the update that results. Queries have another factor of 1 / sqrt(d) in m
-if the dimension of heads has grown by d: then the scores have a scale of 1 / d in all, relative to
-the base's. Only the table that predicts tokens is used with a multiplier in the forward pass
-(`Model.scaled_output`), because the same table may embed the inputs.
+multiplied by m, and so is the update that results; so the variance and the rates are those of the
+paper's table 3. Queries have another factor of 1 / sqrt(d) in m if the dimension of heads has grown
+by d, or 1 / d if the family has no factor of 1 / sqrt(d) in its scores: then the scores have a
+scale of 1 / d in all, relative to the base's. Only the table that predicts tokens is used with a
+multiplier in the forward pass (`Model.scaled_output`), because the same table may embed the inputs.
 
 Muon follows the spectral condition (Yang, Simon & Bernstein 2023, condition 1): the spectral norm
 of an update grows by sqrt(k / n).
@@ -47,7 +48,12 @@ class Growth:
     inputs: float
     outputs: float
     base_sizes: tuple[int, int]
-    scores: float = 1.0  # the growth of the dimension of heads, for queries
+    queries: float = 1.0  # the divisor of queries, see `Traits.query_power`
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the parameter has the sizes of the base's."""
+        return self.inputs == self.outputs == 1
 
     @property
     def _is_hidden(self) -> bool:
@@ -57,7 +63,7 @@ class Growth:
     def multiplier(self) -> float:
         """m of the table above."""
         own = 1 / self.inputs if self.outputs == 1 else 1.0
-        return own / self.scores**0.5
+        return own / self.queries
 
     @property
     def deviation(self) -> float:
@@ -88,7 +94,7 @@ class Growth:
         """
         grown = max(self.base_sizes[0] * self.inputs, self.base_sizes[1] * self.outputs)
         own = (self.outputs / self.inputs) ** 0.5
-        return own * (max(self.base_sizes) / grown) ** 0.5 / self.scores**0.5
+        return own * (max(self.base_sizes) / grown) ** 0.5 / self.queries
 
 
 def check_output(model: Any, base: Any) -> None:
@@ -105,12 +111,16 @@ def check_output(model: Any, base: Any) -> None:
         output, _ = jax.eval_shape(lambda: model.init_with_output(key, method="output"))
         return output.table.shape[-1] if hasattr(output, "table") else None
 
+    family = type(model).__name__
     own, others = width(model), width(base)
+    if own is None:
+        raise UserError(f"config.optimizer.base: muP does not know the output layer of {family}")
     divisor = model.d_model / base.d_model if own == model.d_model else 1
-    if own is None or own / others != divisor or model.base_width not in (None, base.d_model):
+    if own / others != divisor:
         raise UserError(
-            f"config.optimizer.base: muP does not know how the logits of {type(model).__name__} "
-            "grow with its widths; name d_model, and no other width of the output table"
+            f"config.optimizer.base: the output table of {family} is {own} wide and that of the "
+            f"base {others}, whereas d_model is {model.d_model} and {base.d_model}; muP needs a "
+            "table that has the width d_model or does not grow, so name its width in the base, too"
         )
 
 
@@ -141,7 +151,7 @@ def growths(shapes, base_shapes) -> dict[Path, Growth]:
             inputs / base_inputs,
             outputs / base_outputs,
             (base_inputs, base_outputs),
-            size[-1] / base_size[-1] if leaf.queries else 1.0,
+            (size[-1] / base_size[-1]) ** leaf.query_power if size else 1.0,
         )
     return found
 

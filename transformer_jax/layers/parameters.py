@@ -39,8 +39,8 @@ class Traits:
     # remaining axes belong to its output. 0: an embedding or a vector.
     inputs: int = 0
     head: bool = False  # whether the matrix is an output head
-    # Whether its outputs, along the last axis, are queries of attention.
-    queries: bool = False
+    # For queries of attention: muP divides them by the growth of their last axis to this power.
+    query_power: float = 0.0
     layers: int = dataclasses.field(default=0, compare=False)  # number of layers of a stack
 
     @property
@@ -55,7 +55,7 @@ class Declared(nn.LogicallyPartitioned):
     decays: bool = struct.field(default=False, pytree_node=False)
     inputs: int = struct.field(default=0, pytree_node=False)
     head: bool = struct.field(default=False, pytree_node=False)
-    queries: bool = struct.field(default=False, pytree_node=False)
+    query_power: float = struct.field(default=0.0, pytree_node=False)
 
 
 def declared(
@@ -80,7 +80,7 @@ def traits(boxed: Any) -> Any:
     def traits_of(leaf):
         if isinstance(leaf, Declared):
             layers = leaf.value.shape[0] if leaf.names[:1] == ("layers",) else 0
-            return Traits(leaf.names, leaf.decays, leaf.inputs, leaf.head, leaf.queries, layers)
+            return Traits(leaf.names, leaf.decays, leaf.inputs, leaf.head, leaf.query_power, layers)
         if isinstance(leaf, nn.LogicallyPartitioned):
             return Traits(leaf.names)
         return Traits((None,) * np.ndim(leaf))
@@ -201,8 +201,8 @@ class Linear(nn.Module):
 
     `inputs` and `outputs` are shapes, and `axes` are the logical axes of the kernel (*inputs,
     *outputs). The kernel is float32; the product is computed in `dtype`. `head` declares the kernel
-    as an output head, as opposed to a matrix between hidden states, and `queries` its outputs as
-    queries of attention.
+    as an output head, as opposed to a matrix between hidden states, and `query_power` its outputs
+    as queries of attention (`Traits`).
     """
 
     inputs: tuple[int, ...]
@@ -210,7 +210,7 @@ class Linear(nn.Module):
     axes: tuple[str | None, ...]
     use_bias: bool = True
     head: bool = False
-    queries: bool = False
+    query_power: float = 0.0
     kernel_init: Callable = nn.initializers.xavier_uniform()
     dtype: jnp.dtype = jnp.float32
 
@@ -226,12 +226,12 @@ class Linear(nn.Module):
             decays=True,
             inputs=len(self.inputs),
             head=self.head,
-            queries=self.queries,
+            query_power=self.query_power,
         )
         self.kernel = self.param("kernel", kernel_init, self.inputs + self.outputs)
         if self.use_bias:
             bias_axes = self.axes[len(self.inputs) :]
-            bias_init = declared(nn.initializers.zeros, bias_axes, queries=self.queries)
+            bias_init = declared(nn.initializers.zeros, bias_axes, query_power=self.query_power)
             self.bias = self.param("bias", bias_init, self.outputs)
 
     @property

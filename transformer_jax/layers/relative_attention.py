@@ -146,7 +146,7 @@ class RelativeAttention(Attention):
 
     def _vector(self, name: str, dtype) -> Float[Array, "H D"]:
         """Returns a learned vector for each head, which is added to the queries."""
-        init = declared(self.kernel_init, ("heads", "head_dim"), queries=True)
+        init = declared(self.kernel_init, ("heads", "head_dim"), query_power=0.5)
         return self.param(name, init, (self.num_heads, self.head_dim)).astype(dtype)
 
 

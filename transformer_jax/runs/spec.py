@@ -126,7 +126,7 @@ def resolve(
             # spelling keeps the comparison of configs from refusing the run.
             config.init_from = recorded.config.init_from
     config = with_other_models(config, recorded, earlier)
-    _check_base(config, recorded, earlier)
+    _check_mup(config, recorded, earlier)
     if hosts.index():
         config.data.rebuild = False  # only process 0 rebuilds the data
     workdir = buckets.folder_of_run(workdir) if workdir else None
@@ -139,15 +139,31 @@ def resolve(
     )
 
 
-def _check_base(config: ConfigDict, recorded: Record | None, earlier: Record | None) -> None:
-    """Raises UserError if a run in muP starts from the parameters of one with another base."""
-    if recorded or earlier is None:
+def _check_mup(config: ConfigDict, recorded: Record | None, earlier: Record | None) -> None:
+    """Raises UserError if a new run and the parameters it starts from have different bases of muP.
+
+    A task that takes the model of an earlier run also takes its `base_width`.
+    """
+    starts = [start for start in warm_starts(config.init_from) if not start.prefix]
+    own = config.model.get("base_width")
+    if recorded or (own is not None and config.optimizer.base and not starts):
         return
-    own, other = (x.model.get("base_width") for x in (config, earlier.config))
-    if own != other:
+    other = earlier.config.model.get("base_width") if starts else None
+    if own != other and not starts:
         raise UserError(
-            f"config.model.base_width={own}: the run in config.init_from has {other}; "
-            "set config.optimizer.base as it does"
+            f"config.model.base_width={own} needs config.optimizer.base, which sets it and scales "
+            "the learning rates"
+        )
+    if own != other:
+        has = "no muP" if other is None else f"muP with the base d_model={other}"
+        raise UserError(
+            f"config.init_from={starts[0].run}: has {has}, and this run "
+            f"{'none' if own is None else f'd_model={own}'}; set config.optimizer.base as it does"
+        )
+    if config.optimizer.base and fine_tunes(config):
+        raise UserError(
+            "config.optimizer.base: muP scales the rates of runs that start from random values; "
+            "leave it out for fine-tuning, which keeps the multipliers of the earlier run"
         )
 
 

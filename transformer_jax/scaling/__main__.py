@@ -19,7 +19,8 @@ sbatch --array=0-17 launch/slurm.sbatch .venv/bin/python -m transformer_jax.scal
     --config=FILE --workdir=DIR
 
 Two commands measure muP, the parametrization that `config.optimizer.base` turns on, beside the
-standard one. --widths are values of d_model, with which the other widths grow in proportion:
+standard one. --widths are values of d_model. The widths of `config.optimizer.base` grow in
+proportion, or without it d_ff, if the config sets it:
 
 python -m transformer_jax.scaling coordinates --config=gpt/quickstart --widths=64,128,256,512
     measures how much activations change in the first updates; with --workdir=DIR, draws it there
@@ -121,13 +122,18 @@ def coordinates() -> None:
     from transformer_jax.pictures import widths as pictures
     from transformer_jax.pictures.progress import say
     from transformer_jax.scaling import coordinates
+    from transformer_jax.storage import buckets
 
     options = cli.FLAGS
+    folder = options.workdir and buckets.folder_of_run(options.workdir)
+    if folder:
+        with buckets.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     result = coordinates.check(_config(), _numbers("widths", int), options.seeds or 5)
     say("\n".join(coordinates.lines(result)))
-    if options.workdir:
-        result["pictures"] = _drawn(pictures.coordinates(result), "coordinates")
     print(json.dumps(result))
+    if folder:
+        _draw(pictures.coordinates(result), "coordinates")
 
 
 def transfer() -> None:
@@ -143,8 +149,8 @@ def transfer() -> None:
     runs.train(configs_of_runs, options.workdir)
     result = transfer.measure(*asked, options.workdir)
     say("\n".join(transfer.lines(result)))
-    result["pictures"] = _drawn(pictures.transfer(result), "transfer")
     print(json.dumps(result))
+    _draw(pictures.transfer(result), "transfer")
 
 
 def _config():
@@ -161,15 +167,13 @@ def _numbers(flag: str, kind: type) -> list:
         raise UserError(f"--{flag}={','.join(values)}: must be numbers, such as 64,128") from None
 
 
-def _drawn(figure, name: str) -> list[str]:
-    """Writes a figure into the workdir and returns the paths of its files."""
+def _draw(figure, name: str) -> None:
+    """Writes a figure into the workdir, as PNG and SVG."""
     from transformer_jax.pictures.figure import save
     from transformer_jax.storage import buckets
 
-    paths = [buckets.folder_of_run(cli.FLAGS.workdir) / f"{name}{end}" for end in (".png", ".svg")]
-    for path in paths:
-        save(figure, path)
-    return [str(path) for path in paths]
+    for end in (".png", ".svg"):
+        save(figure, buckets.folder_of_run(cli.FLAGS.workdir) / f"{name}{end}")
 
 
 def _files():

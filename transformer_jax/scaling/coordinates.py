@@ -35,13 +35,13 @@ def check(
 ) -> dict[str, Any]:
     """Returns how the change of each activation grows with the width, with muP and without.
 
-    `widths` are those of d_model, and `config.optimizer.base` is by default the smallest. The
+    `widths` are those of d_model, and the base is by default the smallest. The
     result has for each parametrization the root mean squares of the changes, by width, activation
     and update, as means of their logarithms over the seeds, and the slopes of a line through these
     over the logarithm of the width.
     """
     check_distinct("widths", widths)
-    base = dict(config.optimizer.base) or at_width(config, min(widths))
+    base = base_of(config, widths)
     result = {"widths": [*widths], "seeds": seeds, "updates": updates, "base": base}
     for name in (MUP, STANDARD):
         changes = {}
@@ -69,6 +69,11 @@ def check_distinct(flag: str, values: Sequence) -> None:
         raise UserError(f"--{flag}={given}: name at least two values, each once")
 
 
+def base_of(config: ConfigDict, widths: Sequence[int]) -> dict[str, int]:
+    """Returns the base of muP: the config's, else the smallest of the widths."""
+    return dict(config.optimizer.base) or at_width(config, min(widths))
+
+
 def at_width(config: ConfigDict, width: int) -> dict[str, int]:
     """Returns the widths of a model whose d_model is `width`: those of the base, in proportion.
 
@@ -91,7 +96,10 @@ def _changed(config: ConfigDict, width: int, base: Mapping[str, int]) -> ConfigD
     changed = ConfigDict(config).copy_and_resolve_references()
     keys = {f"model.{key}": value for key, value in at_width(config, width).items()}
     keys |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
-    keys |= {"optimizer.base": tuple(base.items()), "model.base_width": None}
+    keys |= {"optimizer.base": dict(base), "model.base_width": None}
+    # Recomputed layers are traced even if operations run one by one.
+    for key, value in (("dtype", "float32"), ("remat", "none")):
+        keys |= {f"model.{key}": value} if key in config.model else {}
     for key in ("decay_steps", "final_fraction", "power", "cooldown_steps", "ratio"):
         keys[f"optimizer.{key}"] = getattr(configs.Optimizer, key)
     for key in ("dropout", "attention_dropout"):
@@ -147,7 +155,7 @@ def _activations(task, params, batch: dict) -> dict[str, np.ndarray]:
         elif method == "__call__" and isinstance(result, jax.Array) and len(result) == rows:
             # The factor of muP in the projection of queries belongs to the scale of the scores.
             growth = task.growths.get((*path, "kernel"))
-            scale = growth.scores**0.5 if growth else 1.0
+            scale = growth.queries if growth else 1.0
             _number(found, "/".join(path), np.asarray(result) * scale)
     if {"hidden", "scaled_output"} <= last.keys():
         _number(found, "logits", np.asarray(last["scaled_output"].logits(last["hidden"])))
@@ -174,6 +182,8 @@ def _mean_logarithms(measured: Sequence[Changes]) -> Changes:
 def _slopes(changes: Mapping[int, Changes]) -> dict[tuple[str, int], float]:
     """Returns the slopes of lines through the changes over the widths, both as logarithms."""
     names = set.intersection(*({*found} for found in changes.values()))
+    if not names:
+        raise UserError("no activation has changed: is config.optimizer.learning_rate=0?")
     x = np.log([*changes])
     return {
         name: float(np.polyfit(x, [found[name] for found in changes.values()], 1)[0])

@@ -31,7 +31,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
         if config.train.patience:
             raise UserError(
                 f"config.train.patience={config.train.patience} ({name}): the runs of a "
-                "scaling law must not end early; leave it at 0"
+                "scaling experiment must not end early; leave it at 0"
             )
     # The FLOPs of all runs are known in advance, so they can measure the progress of the family.
     costs = {name: estimate.training(make_task(config))[0] for name, config in configs.items()}

@@ -13,8 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
+from transformer_jax.config import UserError
 from transformer_jax.runs import spec
-from transformer_jax.scaling.coordinates import MUP, STANDARD, at_width, check_distinct
+from transformer_jax.scaling.coordinates import MUP, STANDARD, at_width, base_of, check_distinct
 from transformer_jax.storage import buckets
 
 Run = tuple[str, int, float, int]  # parametrization, width, learning rate, seed
@@ -30,7 +31,9 @@ def runs_of(
     """
     check_distinct("widths", widths)
     check_distinct("rates", rates)
-    base = dict(config.optimizer.base) or at_width(config, min(widths))
+    if low := [rate for rate in rates if rate <= 0]:
+        raise UserError(f"--rates: {low[0]:g} is not above 0")
+    base = base_of(config, widths)
     found = {}
     for parametrization in (STANDARD, MUP):
         for width in widths:
@@ -42,8 +45,10 @@ def runs_of(
                     changed = ConfigDict(config).copy_and_resolve_references()
                     keys = {f"model.{key}": value for key, value in own.items()}
                     keys |= {"optimizer.learning_rate": rate, "train.seed": seed}
-                    in_mup = tuple(base.items()) if parametrization == MUP else ()
+                    in_mup = base if parametrization == MUP else {}
                     keys |= {"optimizer.base": in_mup, "model.base_width": None}
+                    # A rate that is too high is a result, too.
+                    keys |= {"train.nonfinite": "skip"}
                     for key, value in keys.items():
                         configs.set_key(changed, key, value)
                     name = f"{parametrization}-width={width}-rate={rate:g}-seed={seed}"
@@ -56,8 +61,9 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the losses of the finished runs in `folder`, and the best rate of each width.
 
-    The best rate is the lowest point of a parabola through the logarithm of the rates around the
-    lowest mean loss. At an end of the rates, it is that end, and `is_inside` is false. The `shift`
+    The best rate is the lowest point of a parabola, over the logarithm of the rate, through the
+    lowest mean loss and its two neighbors. At an end of the rates, it is that end, and `is_inside`
+    is false. A width whose runs are not all finished has none. The `shift`
     of a parametrization is the logarithm, base 2, of the best rate at the largest width over that
     at the smallest.
     """
@@ -74,18 +80,19 @@ def measure(
         "widths": [*widths],
         "rates": [*rates],
         "seeds": seeds,
-        "base": dict(config.optimizer.base) or at_width(config, min(widths)),
+        "base": base_of(config, widths),
         "missing": missing,
     }
     for parametrization in (STANDARD, MUP):
         curves = {}
         for width in widths:
-            # At the base, both parametrizations are one.
-            own = [losses.get((parametrization, width, rate)) for rate in rates]
-            if not any(own):
-                own = [losses.get((STANDARD, width, rate)) for rate in rates]
-            curves[width] = own
-        best = {width: _best(rates, own) for width, own in curves.items()}
+            is_base = at_width(config, width) == result["base"]
+            key = STANDARD if is_base else parametrization
+            curves[width] = [losses.get((key, width, rate), []) for rate in rates]
+        best = {
+            width: _best(rates, own) if all(len(each) == seeds for each in own) else None
+            for width, own in curves.items()
+        }
         known = [best[width] for width in (min(widths), max(widths)) if best[width]]
         result[parametrization] = {
             "losses": {width: dict(zip(map(str, rates), own)) for width, own in curves.items()},
@@ -106,10 +113,8 @@ def _last_loss(folder) -> float | None:
     return None
 
 
-def _best(rates: Sequence[float], losses: Sequence[list[float] | None]) -> dict | None:
-    """Returns the best rate of a width; None if a rate has no run yet."""
-    if not all(losses):
-        return None
+def _best(rates: Sequence[float], losses: Sequence[list[float]]) -> dict:
+    """Returns the best rate of a width, given the losses of each rate."""
     order = np.argsort(rates)
     x = np.log2(np.array(rates)[order])
     y = np.array([np.mean(losses[index]) for index in order])

@@ -69,6 +69,8 @@ class Wav2Vec2(SignalEncoder):
     hidden states, unless `ignore_padding` is true.
     """
 
+    has_mup = False  # it normalizes the weights of its position convolution
+
     modality = "sound"
     heads = ("quantizer", "project_target", "project_context")
     example_shape = (RATE,)

@@ -25,6 +25,7 @@ class WordVectors(Encoder):
 
     can = frozenset({"static"})
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
+    has_mup = False  # its losses are products of vectors
     heads = ("output_embed",)
     max_length = None
     num_layers: ClassVar[int] = 0
