@@ -170,3 +170,14 @@ def test_recurrence_against_attention_is_as_measured():
     assert all(lstm < attention for lstm, attention in cpu.values())
     assert all(lstm > attention for lstm, attention in gpu.values())
     assert all(float(bound) < 1 for cells in table.values() for bound in cells[2:4])
+
+
+def test_the_slopes_of_the_coordinate_check_are_as_measured():
+    result = json.loads((ROOT / "benchmarks/results/coordinates_cpu.json").read_text())
+    slopes = {row["case"]: (row["ours"], row["outputs"]) for row in result["rows"]}
+    page = (ROOT / "docs/mup.md").read_text()
+    for family in ("GPT", "BERT", "Transformer", "T5", "LSTM"):
+        inner, outputs = slopes[f"{family.lower()}, muP"]
+        standard, _ = slopes[f"{family.lower()}, standard"]
+        assert f"| {family} | {inner:+.2f} | {outputs:+.2f} | {standard:+.2f} |" in page
+        assert abs(inner) < 0.11 and standard > 0.7
