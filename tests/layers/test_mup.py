@@ -47,12 +47,13 @@ KINDS = {
     "head": (Growth(4, 1, (8, 3)), 1 / 4),
     "finite": (Growth(1, 1, (8, 3)), 1),
 }
-# {optimizer: {kind: rate of W}}, table 8 of the paper, and the factor of Adam's epsilon, which is
-# that of the gradients: activations' own gradients fall with the width of the layer they belong to.
+# {optimizer: {kind: rate of W}}, table 8 of the paper.
 RATES = {
     "adam": {"table": 1, "hidden": 1 / 4, "head": 1, "finite": 1},
     "sgd": {"table": 2, "hidden": 1 / 2, "head": 4, "finite": 1},
 }
+# The factor of Adam's epsilon is that of the gradients of W, which fall with the width of the
+# outputs, because the gradient of each activation does, or with m.
 EPSILON = {"table": 1 / 2, "hidden": 1 / 2, "head": 1 / 4, "finite": 1}
 
 
@@ -159,14 +160,14 @@ def test_growths_and_initial_values_of_a_wide_gpt():
         assert wide[name] == pytest.approx(expected, rel=1e-2, abs=1e-9), name
 
 
-def test_at_the_widths_of_the_base_muP_changes_no_bit(tmp_path):
-    losses = {}
+def test_at_the_widths_of_the_base_muP_changes_no_bit():
+    params = {}
     for name, base in (("standard", ()), ("muP", {"d_model": 32})):
         state, step, batch_of = transformer_jax.make_step(with_base(gpt(), base))
         for number in range(2):
             state = step(state, batch_of(number))
-        losses[name] = jax.device_get(state.params)
-    jax.tree.map(np.testing.assert_array_equal, losses["standard"], losses["muP"])
+        params[name] = jax.device_get(state.params)
+    jax.tree.map(np.testing.assert_array_equal, params["standard"], params["muP"])
 
 
 def test_logits_have_the_multiplier_and_finite_tables_have_none():

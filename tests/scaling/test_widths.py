@@ -101,7 +101,9 @@ def test_runs_that_are_missing_or_have_diverged(tmp_path):
     assert result["missing"] == names[:1]
     assert result["standard"]["best"][16] is None and result["standard"]["shift"] is None
     assert result["standard"]["best"][32]["rate"] == 1e-3
-    assert "standard, width 16: runs are missing" in transfer.lines(result)
+    assert "standard, width 16: runs are missing or have diverged" in transfer.lines(result)
+    json.loads(json.dumps(result, allow_nan=False))
+    assert len(pictures.transfer(result).axes) == 2
 
 
 def test_runs_of_muP_that_are_missing_are_not_taken_from_the_standard(tmp_path):

@@ -362,7 +362,8 @@ class Model(nn.Module, abc.ABC):
     # The first tokens of the vocabulary to which `limited_to` limits the predictions. None: all of
     # `vocab_size`. It is set where a run is used, and is no config key.
     num_pieces: int | None = None
-    # Whether muP knows all sums of the family whose terms grow in number with the width.
+    # Whether muP is right for the family. It is if each sum over a width is the product of a matrix
+    # that declares its inputs, the scores of attention, or the output layer.
     has_mup: ClassVar[bool] = True
     # for muP: the d_model of the base, which `config.optimizer.base` sets; None: no muP
     base_width: PositiveInt | None = None

@@ -182,13 +182,13 @@ class Objective(abc.ABC):
         base = self._base()
         mup.check_output(self.model, base.model)
         found = mup.growths(self.param_shapes, base.param_shapes)
-        if base.model != self.model and all(x.is_equal for x in found.values()):
+        if base.model != self.model and not any(growth.grows for growth in found.values()):
             raise UserError(
                 f"config.optimizer.base={dict(self.config.optimizer.base)}: no parameter grows"
             )
         return found
 
-    def _base(self) -> "Task":
+    def _base(self) -> "Objective":
         """Returns this task with a model of the widths of `config.optimizer.base`."""
         if not self.model.has_mup:
             raise UserError(

@@ -174,8 +174,8 @@ def names(model: nn.Module, params: Any, *inputs, **options) -> dict[str, Any]:
     return jax.eval_shape(all_activations, params, *inputs)
 
 
-def calls(function: Callable[[], Any]) -> list[tuple[tuple[str, ...], str, Any]]:
-    """Returns (path of the module, method, result) of each call of a module in function().
+def calls(function: Callable[[], Any]) -> tuple[Any, list[tuple[tuple[str, ...], str, Any]]]:
+    """Returns function(), and (path of the module, method, result) of each call of a module in it.
 
     Calls are in the order in which they end. Operations run one by one, so that the layers of a
     scan are calls like all others; this is slow, and meant for a few rows.
@@ -188,8 +188,7 @@ def calls(function: Callable[[], Any]) -> list[tuple[tuple[str, ...], str, Any]]
         return result
 
     with jax.disable_jit(), nn.intercept_methods(intercept):
-        function()
-    return found
+        return function(), found
 
 
 def named(module: nn.Module, key: str, x: jax.Array) -> jax.Array:

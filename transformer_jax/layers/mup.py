@@ -14,11 +14,13 @@ W, and m, where n is the factor by which the inputs have grown, and k that of th
     outputs finite           1/n          1               1         n
 
 The product m W is stored, so that no forward pass and no file needs to know m. Its gradient is
-multiplied by m, and so is the update that results; so the variance and the rates are those of the
-paper's table 3. Queries have another factor of 1 / sqrt(d) in m if the dimension of heads has grown
-by d, or 1 / d if the family has no factor of 1 / sqrt(d) in its scores: then the scores have a
-scale of 1 / d in all, relative to the base's. Only the table that predicts tokens is used with a
-multiplier in the forward pass (`Model.scaled_output`), because the same table may embed the inputs.
+multiplied by m, and so is the update that results. The variance and the rates of the product are
+therefore those of table 3.
+
+Queries have another factor in m if the dimension of heads has grown by d: 1 / sqrt(d), or 1 / d if
+the family has no factor of 1 / sqrt(d) in its scores. The scores then have a scale of 1 / d in all,
+relative to the base's. Only the table that predicts tokens is used with a multiplier in the forward
+pass (`Model.scaled_output`), because the same table may embed the inputs.
 
 Muon follows the spectral condition (Yang, Simon & Bernstein 2023, condition 1): the spectral norm
 of an update grows by sqrt(k / n).
@@ -51,9 +53,9 @@ class Growth:
     queries: float = 1.0  # the divisor of queries, see `Traits.query_power`
 
     @property
-    def is_equal(self) -> bool:
-        """Whether the parameter has the sizes of the base's."""
-        return self.inputs == self.outputs == 1
+    def grows(self) -> bool:
+        """Whether a side is larger or smaller than in the base."""
+        return self.inputs != 1 or self.outputs != 1
 
     @property
     def _is_hidden(self) -> bool:

@@ -53,7 +53,12 @@ def transfer(result: Mapping[str, Any]) -> "Figure":
     for axes, name in zip(figure.subplots(1, 2, sharey=True), _PANELS):
         own = result[name]
         for number, (width, losses) in enumerate(own["losses"].items()):
-            known = [(float(rate), values) for rate, values in losses.items() if values]
+            # A rate at which a run has diverged has no mean.
+            known = [
+                (float(rate), values)
+                for rate, values in losses.items()
+                if values and None not in values
+            ]
             if not known:
                 continue
             style = dict(color=COLORS[number % len(COLORS)], marker=MARKERS[number % len(MARKERS)])

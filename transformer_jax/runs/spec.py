@@ -144,16 +144,18 @@ def _check_mup(config: ConfigDict, recorded: Record | None, earlier: Record | No
 
     A task that takes the model of an earlier run also takes its `base_width`.
     """
+    if recorded:
+        return
     starts = [start for start in warm_starts(config.init_from) if not start.prefix]
     own = config.model.get("base_width")
-    if recorded or (own is not None and config.optimizer.base and not starts):
+    if not starts:
+        if own is not None and not config.optimizer.base:
+            raise UserError(
+                f"config.model.base_width={own} needs config.optimizer.base, which sets it and "
+                "scales the learning rates"
+            )
         return
-    other = earlier.config.model.get("base_width") if starts else None
-    if own != other and not starts:
-        raise UserError(
-            f"config.model.base_width={own} needs config.optimizer.base, which sets it and scales "
-            "the learning rates"
-        )
+    other = earlier.config.model.get("base_width")
     if own != other:
         has = "no muP" if other is None else f"muP with the base d_model={other}"
         raise UserError(

@@ -187,8 +187,8 @@ def make_step(
     return loop_of(run, run.task())
 
 
-def loop_of(run: "spec.RunSpec", task) -> OwnLoop:
-    """Returns `make_step` of a run that is resolved, and of its task."""
+def loop_of(run: spec.RunSpec, task) -> OwnLoop:
+    """Returns what `make_step` does, for a run that is resolved and for its task."""
     program = Program.of(run.config, task)
     warm_start.check_vectors(task, program, is_new=True)
     state = trainer.initial_state(run.config, task, program, run.origin)

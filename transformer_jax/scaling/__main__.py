@@ -150,7 +150,8 @@ def transfer() -> None:
     result = transfer.measure(*asked, options.workdir)
     say("\n".join(transfer.lines(result)))
     print(json.dumps(result))
-    _draw(pictures.transfer(result), "transfer")
+    if only is None:  # the jobs of an array would write the same file
+        _draw(pictures.transfer(result), "transfer")
 
 
 def _config():

@@ -35,9 +35,9 @@ def check(
 ) -> dict[str, Any]:
     """Returns how the change of each activation grows with the width, with muP and without.
 
-    `widths` are those of d_model, and the base is by default the smallest. The
-    result has for each parametrization the root mean squares of the changes, by width, activation
-    and update, as means of their logarithms over the seeds, and the slopes of a line through these
+    `widths` are those of d_model, and the base is by default the smallest. For each
+    parametrization, "changes" has the logarithm of the root mean square of each change, as the mean
+    over the seeds, by width, activation and update. "slopes" has the slope of a line through these
     over the logarithm of the width.
     """
     check_distinct("widths", widths)
@@ -47,7 +47,7 @@ def check(
         changes = {}
         for width in widths:
             say(f"{name}, width {width}")
-            wide = _changed(config, width, base if name == MUP else {})
+            wide = _wide_config(config, width, base if name == MUP else {})
             changes[width] = _mean_logarithms(_changes(wide, seeds, updates))
         slopes = _slopes(changes)
         result[name] = {
@@ -91,7 +91,7 @@ def at_width(config: ConfigDict, width: int) -> dict[str, int]:
     return {key: int(value) for key, value in found.items()}
 
 
-def _changed(config: ConfigDict, width: int, base: Mapping[str, int]) -> ConfigDict:
+def _wide_config(config: ConfigDict, width: int, base: Mapping[str, int]) -> ConfigDict:
     """Returns the config of a model, with a constant learning rate and in float32."""
     changed = ConfigDict(config).copy_and_resolve_references()
     keys = {f"model.{key}": value for key, value in at_width(config, width).items()}
@@ -132,7 +132,8 @@ def _changes(config: ConfigDict, seeds: int, updates: int) -> list[Changes]:
             state = step(state, batch_of(seed * updates + update))
             for name, after in _activations(task, state.params, rows).items():
                 change = np.square(after - before[name], dtype=np.float64)
-                if change.any():
+                # A model that diverges has no change that could be compared.
+                if change.any() and np.isfinite(change).all():
                     measured[-1][name, update + 1] = float(np.sqrt(change.mean()))
     return measured
 
@@ -140,14 +141,10 @@ def _changes(config: ConfigDict, seeds: int, updates: int) -> list[Changes]:
 def _activations(task, params, batch: dict) -> dict[str, np.ndarray]:
     """Returns the output of each module, the logits and the loss of a few rows."""
     rows = len(jax.tree.leaves(batch)[0])
-    loss = None
-
-    def compute() -> None:
-        nonlocal loss
-        loss = task.loss(params, batch, Context(carry=task.initial_carry(rows)))
-
+    context = Context(carry=task.initial_carry(rows))
+    loss, calls = activations.calls(lambda: task.loss(params, batch, context))
     found, last = {}, {}
-    for path, method, result in activations.calls(compute):
+    for path, method, result in calls:
         if not path:
             # The output layer takes what the last of these methods has returned.
             last["hidden" if method in ("hidden", "transformed") else method] = result
@@ -183,7 +180,10 @@ def _slopes(changes: Mapping[int, Changes]) -> dict[tuple[str, int], float]:
     """Returns the slopes of lines through the changes over the widths, both as logarithms."""
     names = set.intersection(*({*found} for found in changes.values()))
     if not names:
-        raise UserError("no activation has changed: is config.optimizer.learning_rate=0?")
+        raise UserError(
+            "no activation has a finite change at all widths: is config.optimizer.learning_rate 0, "
+            "or too high?"
+        )
     x = np.log([*changes])
     return {
         name: float(np.polyfit(x, [found[name] for found in changes.values()], 1)[0])

@@ -4,7 +4,6 @@ In muP, the best learning rate of a narrow model is that of a wide one (Yang et 
 6). Every run is an ordinary one, in a folder of its own.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.runs import spec
+from transformer_jax.laboratory.arms import final_scores
 from transformer_jax.scaling.coordinates import MUP, STANDARD, at_width, base_of, check_distinct
 from transformer_jax.storage import buckets
 
@@ -61,21 +60,21 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the losses of the finished runs in `folder`, and the best rate of each width.
 
-    The best rate is the lowest point of a parabola, over the logarithm of the rate, through the
-    lowest mean loss and its two neighbors. At an end of the rates, it is that end, and `is_inside`
-    is false. A width whose runs are not all finished has none. The `shift`
-    of a parametrization is the logarithm, base 2, of the best rate at the largest width over that
-    at the smallest.
+    A loss that is not finite is None. The best rate is the lowest point of a parabola, over the
+    logarithm of the rate, through the lowest mean loss and its two neighbors. At an end of the
+    rates, it is that end, and `is_inside` is false. A width whose runs are not all finished, or all
+    have diverged, has none. The `shift` of a parametrization is the logarithm, base 2, of the best
+    rate at the largest width over that at the smallest.
     """
     folder = buckets.folder_of_run(folder)
     runs = runs_of(config, widths, rates, seeds)
     losses, missing = {}, []
-    for name, (run, _) in runs.items():
-        loss = _last_loss(folder / name)
-        if loss is None:
-            missing.append(name)
+    for name, (run, changed) in runs.items():
+        scores = final_scores(folder / name, changed.train.num_steps)
+        if "valid/loss" in scores:
+            losses.setdefault(run[:3], []).append(scores["valid/loss"])
         else:
-            losses.setdefault(run[:3], []).append(loss)
+            missing.append(name)
     result = {
         "widths": [*widths],
         "rates": [*rates],
@@ -102,29 +101,21 @@ def measure(
     return result
 
 
-def _last_loss(folder) -> float | None:
-    """Returns the loss of held-out rows at the end of a run; infinite if it is not finite."""
-    if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
-        return None
-    steps = json.loads((folder / "config.json").read_text())["config"]["train"]["num_steps"]
-    for line in spec.metrics(folder):
-        if line["step"] == steps and "valid/loss" in line:
-            return math.inf if line["valid/loss"] is None else line["valid/loss"]
-    return None
-
-
-def _best(rates: Sequence[float], losses: Sequence[list[float]]) -> dict:
-    """Returns the best rate of a width, given the losses of each rate."""
+def _best(rates: Sequence[float], losses: Sequence[list[float | None]]) -> dict | None:
+    """Returns the best rate of a width, given the losses of each rate; None if all diverged."""
     order = np.argsort(rates)
     x = np.log2(np.array(rates)[order])
-    y = np.array([np.mean(losses[index]) for index in order])
+    # If one of its runs has diverged, a rate is no candidate.
+    y = np.array([np.mean([math.inf if x is None else x for x in losses[i]]) for i in order])
     lowest = int(np.argmin(y))
+    if not math.isfinite(y[lowest]):
+        return None
     near = slice(lowest - 1, lowest + 2)
     is_inside = 0 < lowest < len(x) - 1 and bool(np.isfinite(y[near]).all())
     at = x[lowest]
     if is_inside:
         a, b, _ = np.polyfit(x[near] - at, y[near], 2)
-        at -= b / (2 * a)
+        at -= b / (2 * a) if a else 0.0  # three equal losses have no lowest point
     return {"rate": float(2**at), "loss": float(y[lowest]), "is_inside": is_inside}
 
 
@@ -135,7 +126,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         own = result[parametrization]
         for width, best in own["best"].items():
             if best is None:
-                said.append(f"{parametrization}, width {width}: runs are missing")
+                said.append(f"{parametrization}, width {width}: runs are missing or have diverged")
                 continue
             edge = "" if best["is_inside"] else ", at an end of the rates"
             said.append(

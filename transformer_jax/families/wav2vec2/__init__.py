@@ -70,7 +70,6 @@ class Wav2Vec2(SignalEncoder):
     """
 
     has_mup = False  # it normalizes the weights of its position convolution
-
     modality = "sound"
     heads = ("quantizer", "project_target", "project_context")
     example_shape = (RATE,)
