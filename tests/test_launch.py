@@ -19,6 +19,7 @@ cd "$CLOUD"
 echo "$*" >>calls
 error() { echo "ERROR: (gcloud) $*" >&2; exit 1; }
 first() { [[ ! -e first ]] && touch first; }
+await() { until [[ -s $1 ]]; do sleep 0.02; done; }
 stop() { read -r _ session <"$1/session" && pkill -KILL --session "$session"; } 2>/dev/null
 for argument; do
   case $argument in
@@ -45,7 +46,7 @@ case "$STORY $*" in
       preempted*state) ! first || { echo SUSPENDED >state; exit 255; } ;;
       lost*state) echo SUSPENDED >state; exit 255 ;;
       silent*state) exit 255 ;;
-      rebooted*state) ! first || { stop worker-1; touch rebooted; } ;;
+      rebooted*state) ! first || { await worker-1/starts; stop worker-1; touch rebooted; } ;;
     esac
     for home in $homes; do (cd $home && HOME=$PWD bash -c "$command") || exit; done ;;
 esac
