@@ -202,7 +202,7 @@ def gradients(tiny: bool, name: str, **more) -> dict:
         program = Program.of(config, task, [device])
         with jax.default_matmul_precision(precision):
             if initial is None:
-                initial = jax.device_get(states.init(task, program.tx, program.state))
+                initial = jax.device_get(states.init(task.config, program))
             state = jax.tree.map(
                 lambda x, to: jax.device_put(x, to.sharding), initial, program.state
             )
@@ -246,7 +246,7 @@ def train(tiny: bool, name: str, is_profiled: bool = False, **more) -> dict:
     program = Program.of(task.config, task, jax.devices()[:1])
     with turn(alone=False):
         step, row = planned(task, program)
-        state = states.init(task, program.tx, program.state)
+        state = states.init(task.config, program)
         placed = steps.on_device(program, batch)
         peak_before = peak_bytes()
         state = jax.block_until_ready(step(state, placed))

@@ -48,7 +48,7 @@ def save(tiny: bool):
     characters = "".join(map(chr, range(32, 127)))
     task.tokenizer = tokenizers.train([characters], "characters", 8192)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     waits, whole_saves = [], []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -129,7 +129,7 @@ def _waited(config, updates: int) -> tuple[float, float]:
     """Returns the seconds of an update that pass until its rows are there, and all of them."""
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     read = task.rows().train.batch
     waited = []
     with reading.started(read, config.data.readers) as processes:

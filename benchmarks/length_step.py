@@ -209,7 +209,7 @@ def seconds(task, program, compiled) -> float:
 
     from transformer_jax.training import step as states
 
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = jax.device_put(random_batch(program.batch, task.model.vocab_size))
     spent = []
     for _ in range(1 + UPDATES):

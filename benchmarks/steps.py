@@ -19,7 +19,7 @@ BERT_VOCABULARY = 30_522
 def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:
     """Returns a function that makes an update with each of the batches and waits for the end."""
     program = Program.of(task.config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batches = [on_device(program, batch) for batch in batches]
 
     def step():

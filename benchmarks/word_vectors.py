@@ -76,7 +76,7 @@ def trained(path: str, num_words: int, epochs: int, folder: str):
     train = task.config.train
 
     def call():
-        state = states.init(task, program.tx, program.state)
+        state = states.init(task.config, program)
         read, steps = task.rows().train.batch, range(train.num_steps)
         for batch in trainer.stream(read, train.batch, 1, program.batch_sharding, steps):
             state = program.train_step(state, batch)
@@ -142,7 +142,7 @@ def parts(tiny: bool, path: str):
             name: jax.device_put(values[None], program.batch_sharding)
             for name, values in rows.items()
         }
-        state = states.init(task, program.tx, program.state)
+        state = states.init(task.config, program)
         context = Context(rate=jnp.float32(0.025), train=True)
         descent = jax.jit(lambda params, rows: task.loss(params, rows, context).terms)
         on_device = jax.tree.map(lambda x: x[0], batch)

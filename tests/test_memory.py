@@ -203,7 +203,7 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
         RunError, match="initializing parameters and optimizer state: .* TiB requested"
     ):
         with memory.explained(task, program):
-            states.init(task, program.tx, program.state)
+            states.init(task.config, program)
 
 
 DECODING = """

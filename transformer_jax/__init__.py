@@ -97,6 +97,7 @@ _EXPORTS = {
     "run": ("training.trainer", "run"),
     "to_hf": ("convert", "write"),
     "train": ("runs.train", "train"),
+    "train_together": ("runs.train", "train_together"),
 }
 _MODULES = ("config", "losses", "pictures")
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "run",
     "to_hf",
     "train",
+    "train_together",
 ]
 
 

@@ -72,6 +72,7 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "plan", None, "Train nothing; say how many pairs would find this difference."
     )
+    cli.define_together()
     cli.define_only()
 
 
@@ -91,12 +92,15 @@ def main() -> None:
         options.better,
     )
     question.check()
+    if options.together and is_sequential:
+        raise UserError("--together: trains all pairs at once, and --until=decided one by one")
     named = arms.parse(cli.files(), options.arm, cli.overrides())
     asked = comparison.Comparison(
         tuple(arms.with_budget(named, options.budget)),
         buckets.folder_of_run(options.workdir),
         question,
         options.budget,
+        options.together,
     )
     runs = [*asked.runs()]
     only = cli.only(len(runs))
@@ -105,6 +109,7 @@ def main() -> None:
             raise UserError(f"--plan={options.plan}: must be a difference above 0")
         print(json.dumps(asked.plan(options.plan)))
     elif only is not None:
+        cli.check_one(only)
         asked.begin()
         asked.train(*runs[only])
     else:

@@ -1240,6 +1240,8 @@ class Mesh:
     tensor: int = 1  # devices over which heads, MLP width and vocabulary are split
     # devices over which the positions of a row are split, with ring attention (Liu et al. 2023)
     sequence: int = 1
+    # groups of devices over which the runs of --together are divided, each with the other axes
+    seeds: PositiveInt = 1
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
 
 

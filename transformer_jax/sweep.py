@@ -47,6 +47,7 @@ def define_flags() -> None:
         ["lower", "higher"],
         "Which scores are better; by default, losses, distances and error rates if they are lower.",
     )
+    cli.define_together()
     cli.define_only()
 
 
@@ -78,12 +79,14 @@ def main() -> None:
         options.halving,
         tuple(cli.overrides()),
         options.better,
+        options.together,
     )
     asked.check(options.any_schedule)
     question = Question((options.score,), pairs=options.seeds)
     runs = Comparison(tuple(asked.arms()), asked.folder, question)
     numbered = [*runs.runs()]
     if (only := cli.only(len(numbered))) is not None:
+        cli.check_one(only)
         if options.halving:
             raise UserError("--only: the runs of --halving depend on each other")
         runs.train(*numbered[only])

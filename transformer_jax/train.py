@@ -2,8 +2,9 @@
 
 The same command continues a run that was stopped. Fine-tuning starts from the run in
 --config.init_from=DIR. With --seeds=3, it trains three runs in DIR/seed-0 and so on, and prints the
-mean and the standard deviation of their final scores as one JSON object. --help_config prints every
-key of the config with its type, default and meaning, and needs no --workdir.
+mean and the standard deviation of their final scores as one JSON object; with --together, it trains
+them at once, as one program. --help_config prints every key of the config with its type, default
+and meaning, and needs no --workdir.
 """
 
 import json
@@ -33,6 +34,8 @@ def main(task: str | None = None) -> None:
     overrides = cli.overrides()
     if cli.FLAGS.budget:
         overrides.append(("train.num_steps", _updates(config)))
+    if cli.FLAGS.together and not cli.FLAGS.seeds:
+        raise UserError("--together: give the number of seeds too, such as --seeds=8")
     if cli.FLAGS.seeds:
         _train_seeds(config, overrides)
     else:
@@ -54,19 +57,25 @@ def _updates(config) -> int:
 
 def _train_seeds(config, overrides) -> None:
     from transformer_jax.pictures.progress import say
-    from transformer_jax.runs.train import train
+    from transformer_jax.runs.train import train, train_together
     from transformer_jax.storage import buckets
 
     if cli.profile():
         raise UserError("--profile is for one run, without --seeds")
     folder = buckets.folder_of_run(cli.FLAGS.workdir)
-    scores = []
-    for seed in range(cli.FLAGS.seeds):
-        say(f"seed {seed}")
-        # Both seeds, because a score varies with initialization and dropout as well as with the
-        # order of the data.
-        seeds = [("train.seed", seed), ("data.seed", seed)]
-        scores.append(train(config, folder / f"seed-{seed}", overrides=[*overrides, *seeds]))
+    # Both seeds, because a score varies with initialization and dropout as well as with the order
+    # of the data.
+    runs = [
+        (folder / f"seed-{seed}", [("train.seed", seed), ("data.seed", seed)])
+        for seed in range(cli.FLAGS.seeds)
+    ]
+    if cli.FLAGS.together:
+        scores = train_together(config, runs, overrides=overrides)
+    else:
+        scores = []
+        for workdir, seeds in runs:
+            say(workdir.name.replace("-", " "))
+            scores.append(train(config, workdir, overrides=[*overrides, *seeds]))
     summary = {name: spread([one[name] for one in scores]) for name in scores[0]}
     print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
 

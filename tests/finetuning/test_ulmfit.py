@@ -31,7 +31,7 @@ def updates(config, folder, steps):
     config = resolve(config, folder / "none").config
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     yield jax.device_get(state.params)
     train_rows = task.rows().train
     for batch in trainer.stream(

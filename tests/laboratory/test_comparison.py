@@ -175,6 +175,50 @@ def test_the_same_call_goes_on_and_more_pairs_may_follow(compared, monkeypatch):
     compare(named, folder / "runs", pairs=2, scores=scores)  # the pictures of both pairs again
 
 
+@pytest.fixture(scope="module")
+def together(compared, tmp_path_factory):
+    """Returns a comparison of two rates, whose runs train as one program, and its folder."""
+    _, named, _ = compared
+    folder = tmp_path_factory.mktemp("together")
+    asked = Comparison(
+        (Arm("base", named["base"], updates=4), Arm("fast", named["base"], FASTER, updates=4)),
+        folder,
+        Question(("valid/loss",), pairs=2),
+        together=True,
+    )
+    return folder, asked.run()
+
+
+FASTER = (("optimizer.learning_rate", 0.02),)
+
+
+def test_pairs_that_train_together_have_the_scores_of_those_that_do_not(compared, together):
+    """The four runs are one program, since the arms differ in their learning rates alone."""
+    (_, _, alone), (folder, result) = compared, together
+    values = result["scores"]["valid/loss"]["base"], alone["scores"]["valid/loss"]["base"]
+    assert values[0]["mean"] == pytest.approx(values[1]["mean"], rel=1e-5)
+    runs = {(folder / arm / f"seed-{seed}") for arm in ("base", "fast") for seed in range(2)}
+    assert all(json.loads((run / "together.json").read_text()) for run in runs)
+    assert len(json.loads((folder / "fast/seed-1/together.json").read_text())) == 4
+    task, _ = open_run(folder / "fast" / "seed-1")
+    assert (task.config.optimizer.learning_rate, task.config.data.seed) == (0.02, 1)
+
+
+def test_together_goes_on_with_the_runs_that_are_missing(compared, together, monkeypatch):
+    folder, result = together
+    calls = []
+    monkeypatch.setattr(comparison, "train_together", lambda *call, **_: calls.append(call))
+    question = Question(("valid/loss",), pairs=2)
+    _, named, _ = compared
+    base = named["base"]
+    arms = Arm("base", base, updates=4), Arm("fast", base, FASTER, updates=4)
+    Comparison(arms, folder, question, together=True).train_together(range(2))
+    assert not calls
+    Comparison(arms, folder, question, together=True).train_together(range(3))
+    ((_, members),) = calls
+    assert [member.workdir.name for member in members] == ["seed-2", "seed-2"]
+
+
 def test_pictures_are_what_their_names_say(compared):
     folder, _, result = compared
     png, svg = result["pictures"]
@@ -302,6 +346,8 @@ def test_a_score_that_no_arm_logs_is_named_at_the_first_evaluation(fake, tmp_pat
         (["--budget=1FLOP"], "1 FLOPs are less than one update"),
         (["--config.model.num_heads=7"], "does not divide"),
         (["--only=99"], "--only=99: there are the runs 0 to 15"),
+        (["--only=1", "--together"], "--together: trains all runs at once, and --only=1 one"),
+        (["--until=decided", "--together"], "--together: trains all pairs at once, and --until"),
         (["--arm=c:model.d_modle=3"], "did you mean"),
     ],
 )

@@ -37,7 +37,7 @@ def test_training_converges_to_the_counts(tmp_path):
     config = build(tmp_path, train__num_steps=steps)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = task.rows().train.batch(0, range(config.train.batch))
     counts = np.zeros((SIZE, SIZE))
     np.add.at(counts, (batch["tokens"], batch["labels"]), 1)

@@ -15,7 +15,6 @@ from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import estimate, topology, verdict
 from transformer_jax.runs.spec import make_task
-from transformer_jax.training import step as states
 from transformer_jax.training.step import Program
 
 TINY = {
@@ -155,7 +154,7 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
         model__d_model=512,
         **({"model__d_ff": 2048} if name == "encoder_decoder" else {}),
     )
-    memory = states.make_init(task, program.tx, program.state).lower().compile().memory_analysis()
+    memory = program.init.lower(jax.random.key(0)).compile().memory_analysis()
     num_bytes = sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(program.state.params)

@@ -192,7 +192,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, model__dropout=0.0, model__attention_dropout=0.0, train__num_steps=150)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     for _ in range(150):
         state = state.replace(metrics=states.zeros(program.state.metrics))

@@ -89,7 +89,7 @@ def test_one_batch_of_t5_can_be_overfitted(tmp_path):
     tokenizer = task.tokenizer.source
     assert tokenizer.vocab_size <= 80
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     assert batch["source"].max() == tokenizer.vocab_size + NUM_SENTINELS - 1
     for _ in range(120):

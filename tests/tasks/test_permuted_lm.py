@@ -125,7 +125,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, **changes, train__num_steps=150)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    current = step.init(task, program.tx, program.state)
+    current = step.init(task.config, program)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     means = []
     for _ in range(150):

@@ -170,7 +170,7 @@ def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     keys = dict(task__epochs=1, task__minibatches=1, train__accumulation=2)
     task, params = build(tmp_path, gpt, name, **keys)
     program = Program.of(task.config, task, jax.devices()[:1])
-    state = step.init(task, program.tx, program.state)
+    state = step.init(task.config, program)
     state = state.replace(params=jax.tree.map(jnp.array, params))
     (batch,) = trainer.stream(task.rows().train.batch, 8, 2, program.batch_sharding, range(1))
     after = jax.device_get(program.train_step(state, batch))

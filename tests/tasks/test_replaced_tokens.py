@@ -148,7 +148,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
         configs.set_key(config, f"{section}.{key}", value)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     means = []
     for _ in range(150):

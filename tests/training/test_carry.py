@@ -19,7 +19,7 @@ from transformer_jax.training.step import Program
 def updated(config, task, steps, devices=1):
     """Returns the state after some updates, and the loss of each of them."""
     program = Program.of(config, task, jax.devices()[:devices])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     losses = []
     for batch in trainer.stream(
         task.rows().train.batch,

@@ -69,7 +69,7 @@ def test_a_score_that_is_not_a_number_is_not_the_best(tiny, tmp_path, scores, be
     config = tiny(checkpoint__keep=1)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     with Checkpoints(tmp_path / "checkpoints", config.checkpoint) as checkpoints:
         for step, score in enumerate(scores, 1):
             state = state.replace(step=jax.numpy.int32(step))

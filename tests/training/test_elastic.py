@@ -57,9 +57,9 @@ def test_a_run_goes_on_with_other_devices(journey, family, tmp_path):
     config = FAMILIES[family](tmp_path, model__dropout=0.1, train__num_steps=30, train__batch=8)
     task = make_task(config)
     first = of_mesh(config, task, *meshes[0])
-    initial = states.init(task, first.tx, first.state)
+    initial = states.init(task.config, first)
     _, expected, rows = trained(task, first, initial, STEPS * len(meshes))
-    state = states.init(task, first.tx, first.state)
+    state = states.init(task.config, first)
     losses = []
     read = []
     for stage, (devices, axes) in enumerate(meshes):

@@ -176,7 +176,7 @@ def test_a_run_continues_the_same_adapters_and_merges_others(adapted, base, tmp_
         other = build(tmp_path, workdir, train__num_steps=1, **overrides)
         run = resolve(other, tmp_path / "other")
         program = Program.of(run.config, run.task(), jax.devices()[:1])
-        params = step.init(run.task(), program.tx, program.state).params
+        params = step.init(run.config, program).params
         return run.origin.params(run.config, program, params)
 
     jax.tree.map(np.testing.assert_array_equal, initial(lora__layers="1:"), trained)

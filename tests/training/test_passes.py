@@ -99,7 +99,7 @@ def build(folder, passes=(2, 2), **overrides):
 def stepped(config, task, steps=3, devices=1):
     """Returns the state after some steps, and the mean loss of each of them."""
     program = Program.of(config, task, jax.devices()[:devices])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     losses = []
     train = config.train
     for batch in trainer.stream(
@@ -148,7 +148,7 @@ def test_each_pass_has_the_minibatches_of_its_own_order(tmp_path):
     """Updates by hand, with the documented keys, give the parameters of the compiled step."""
     config, task = build(tmp_path)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     apart = 2**31 - 1
 
     @jax.jit

@@ -20,7 +20,7 @@ def losses(config, steps=3, devices=1):
     """The training loss of each of the first updates, and the last state."""
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:devices])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     losses = []
     for batch in trainer.stream(
         task.rows().train.batch,
@@ -195,7 +195,7 @@ def test_a_non_finite_update_is_recorded_and_not_applied(tiny):
     config = tiny(optimizer__learning_rate=1e-3)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
-    state = states.init(task, program.tx, program.state)
+    state = states.init(task.config, program)
     batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     broken = jax.tree.map(jnp.copy, state.params)
     broken["target_embed"]["embedding"] = broken["target_embed"]["embedding"].at[5].set(jnp.inf)

@@ -100,7 +100,13 @@ def test_a_run_stopped_at_any_point_resumes_bit_equal(tiny, tmp_path, monkeypatc
         patch.setattr(trainer, "Stop", stopping_at(1))
         with pytest.raises(Preempted, match="outside of its updates"):
             run(config, task, tmp_path / "stopped", program)
-    stopped(signal.SIGTERM, 3, trainer.Trainer, "_batches", never_read(trainer.Trainer._batches))
+    stopped(
+        signal.SIGTERM,
+        3,
+        trainer.Trainer,
+        "_read_batches",
+        never_read(trainer.Trainer._read_batches),
+    )
     evaluations = {"valid": killing()}
     stopped(signal.SIGINT, 4, task, "evaluations", lambda: evaluations)
     # All updates are done. The last evaluation is not.

@@ -93,6 +93,22 @@ def define_training() -> None:
         "so on; 0: one run with the seeds of the config.",
         lower_bound=0,
     )
+    define_together()
+
+
+def define_together() -> None:
+    """Defines the flag of the commands that train several seeds."""
+    absl_flags.DEFINE_bool(
+        "together",
+        False,
+        "Train runs that differ in their seeds, or in learning rate, at once, as one program.",
+    )
+
+
+def check_one(only: int) -> None:
+    """Raises UserError if --together is given to a job that trains one run of many."""
+    if FLAGS.together:
+        raise UserError(f"--together: trains all runs at once, and --only={only} one of them")
 
 
 def define_preparation() -> None:

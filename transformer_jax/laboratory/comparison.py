@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -21,7 +21,7 @@ from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.progress import say
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.train import train
+from transformer_jax.runs.train import OWN_KEYS, Member, train, train_together
 from transformer_jax.scores import predictions
 from transformer_jax.storage import buckets
 
@@ -92,6 +92,7 @@ class Comparison:
     folder: pathlib.Path | buckets.Path
     question: Question
     budget: str = SAME_UPDATES
+    together: bool = False  # whether runs that differ in seeds and rates alone are one program
 
     def runs(self) -> Iterator[tuple[int, Arm]]:
         """Yields (seed, arm) of all runs, one pair after the other."""
@@ -105,7 +106,38 @@ class Comparison:
             say(f"{arm.name}, seed {seed}: done")
             return
         say(f"{arm.name}, seed {seed}")
+        check = self._checked(arm)
+        try:
+            train(arm.config, workdir, overrides=arm.overrides(seed), on_evaluate=check)
+        except RunError as error:
+            raise RunError(f"{arm.name}, seed {seed}: {error}") from None
 
+    def train_together(self, seeds: Iterable[int]) -> None:
+        """Trains the incomplete runs with these seeds, those of one config as one program.
+
+        Arms that differ in their seeds and learning rates alone share a program.
+        """
+        programs: dict[str, list[tuple[Arm, int]]] = {}
+        for arm, seed in itertools.product(self.arms, seeds):
+            workdir = arms_.folder_of(self.folder, arm, seed)
+            if not arms_.final_scores(workdir, arm.updates):
+                common = [_source(dataclasses.replace(arm, changes=())), _common(arm, seed)]
+                programs.setdefault(json.dumps(common, default=str), []).append((arm, seed))
+        for runs in programs.values():
+            arm, seed = runs[0]
+            names = ", ".join(f"{arm.name} {seed}" for arm, seed in runs)
+            say(f"training {len(runs)} runs together: {names}")
+            members = [
+                Member(
+                    arms_.folder_of(self.folder, arm, seed),
+                    [(key, value) for key, value in arm.overrides(seed) if key in OWN_KEYS],
+                    self._checked(arm),
+                )
+                for arm, seed in runs
+            ]
+            train_together(arm.config, members, overrides=_common(arm, seed))
+
+    def _checked(self, arm: Arm) -> Callable[[int, dict[str, float]], None]:
         def check(step: int, scores: dict[str, float]) -> None:
             # At the first evaluation, because a wrong name would else be found at the end.
             missing = [name for name in self.question.scores if name not in scores]
@@ -115,10 +147,7 @@ class Comparison:
                     f"{', '.join(sorted(scores))}"
                 )
 
-        try:
-            train(arm.config, workdir, overrides=arm.overrides(seed), on_evaluate=check)
-        except RunError as error:
-            raise RunError(f"{arm.name}, seed {seed}: {error}") from None
+        return check
 
     def begin(self) -> None:
         """Records what is compared. Raises UserError if the folder holds another comparison."""
@@ -150,6 +179,8 @@ class Comparison:
 
         The same call goes on after any stop, and trains no complete run again.
         """
+        if self.together and self.question.until_decided:
+            raise UserError("together: trains all pairs at once, and until_decided one by one")
         self.begin()
         # Each process of several holds only its part of a batch.
         common = self.common() if hosts.count() == 1 else []
@@ -157,6 +188,8 @@ class Comparison:
             say(line["line"])
         costs = {arm.name: arms_.cost(arm) for arm in self.arms}
         _say_costs(costs, self.arms)
+        if self.together:
+            self.train_together(range(self.question.pairs))
         for pair in range(self.question.pairs):
             for arm in self.arms:
                 self.train(pair, arm)
@@ -343,6 +376,11 @@ def _source(arm: Arm) -> Any:
     return [arm.config, *changes]
 
 
+def _common(arm: Arm, seed: int) -> list[tuple[str, Any]]:
+    """Returns the overrides that a run shares with those that train in one program with it."""
+    return [(key, value) for key, value in arm.overrides(seed) if key not in OWN_KEYS]
+
+
 def recorded(folder: pathlib.Path | buckets.Path) -> dict[str, Any]:
     """Returns the record of the comparison in a folder; empty if there is none."""
     path = folder / _RECORD
@@ -450,6 +488,7 @@ def compare(
     texts: str = "",
     better: str | None = None,
     overrides: spec.Overrides = (),
+    together: bool = False,
 ) -> dict[str, Any]:
     """Trains pairs of runs of two or more configs, and returns their differences and verdicts.
 
@@ -467,6 +506,7 @@ def compare(
       better: "lower" or "higher" scores; None: losses, distances and error rates are better if
         they are lower.
       overrides: changes of all arms, as in `config.load`.
+      together: train all runs of an arm as one program, see `train_together`.
 
     Returns what `python -m transformer_jax.compare` prints: the means of each arm under "scores",
     and under "differences" a row for each arm and score, with "mean", "low", "high" and "verdict".
@@ -489,6 +529,6 @@ def compare(
         raise UserError("a comparison needs at least two arms")
     with_updates = tuple(arms_.with_budget(named, budget))
     folder = buckets.folder_of_run(workdir)
-    result = Comparison(with_updates, folder, question, budget).run()
+    result = Comparison(with_updates, folder, question, budget, together).run()
     say("\n".join(lines(result)))
     return result

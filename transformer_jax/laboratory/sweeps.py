@@ -4,6 +4,7 @@ The best of many points is flattered by its own noise. It is therefore trained a
 the sweep has not used, and its interval is that of these runs alone.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -136,6 +137,7 @@ class Sweep:
     halving: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
     better: str | None = None  # as in `Question`
+    together: bool = False  # as in `Comparison`
 
     def arms(self) -> list[Arm]:
         """Returns the points as arms, with their numbers of updates."""
@@ -217,6 +219,10 @@ class Sweep:
         The score of a run that diverged is None.
         """
         runs = Comparison(tuple(arms), self.folder, self._question)
+        if self.together:
+            # A run that diverged is trained again below, where its error is reported.
+            with contextlib.suppress(RunError):
+                runs.train_together(seeds)
         return {arm.name: [self._score(runs, seed, arm) for seed in seeds] for arm in arms}
 
     def _score(self, runs: Comparison, seed: int, arm: Arm) -> float | None:

@@ -22,6 +22,7 @@ _DRAW_SECONDS = 0.1  # between updates of a bar, because one may take longer tha
 
 _printed = time.monotonic()  # when a line was last printed, for `never_silent`
 _doing = ["starting"]  # a stack, because operations nest; the innermost one is named
+_speaker = ""  # of several runs in one process, the one that lines are about
 
 
 def say(text: str) -> None:
@@ -29,7 +30,18 @@ def say(text: str) -> None:
     global _printed
     _printed = time.monotonic()
     # A text may contain brackets, which rich would read as markup.
-    console.print(text, markup=False)
+    console.print(f"{_speaker}: {text}" if _speaker else text, markup=False)
+
+
+@contextlib.contextmanager
+def speaking(name: str) -> Iterator[None]:
+    """In the context, lines begin with `name`, which tells several runs in one process apart."""
+    global _speaker
+    earlier, _speaker = _speaker, name
+    try:
+        yield
+    finally:
+        _speaker = earlier
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
 import transformer_jax
@@ -29,7 +30,7 @@ from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
-from transformer_jax.training import memory, trackers, trainer, warm_start
+from transformer_jax.training import memory, together, trackers, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
 
@@ -86,41 +87,19 @@ def train(
       >>> scores["valid/loss"] < 3
       True
     """
-    if not transformer_jax.counts_from_import:
-        transformer_jax.STARTED = time.monotonic()
-    transformer_jax.counts_from_import = False
-    with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
+    with _starting() as stop:
         run = resolve(config, workdir, _with_rows(config, overrides, data))
-        config, workdir = run.config, run.workdir
-        stop.grace = config.train.grace
-        trackers.listed(config.track)
+        _check_alone(run.workdir)
+        stop.grace = run.config.train.grace
         task = run.task()
         # A mesh that does not fit the devices, a batch or a parameter is refused here, before
         # `begin` builds the data and writes the first file.
-        program = Program.of(config, task)
-        if run.origin:
-            run.origin.match(config, program)
-        warm_start.check_vectors(task, program, is_new=not spec.exists(workdir))
-        with memory.explained(task, program), _held(workdir):
-            hosts.agree(run.shared_keys() | spec.versions())
-            recorded = None
-            with hosts.first():
-                # Process 0 builds the data and writes the record; the others then find both.
-                if not hosts.index():
-                    recorded = spec.begin(config, task, workdir, run.files)
-                elif not spec.exists(workdir):
-                    raise UserError(
-                        f"--workdir={workdir}: not the folder that process 0 has just written to; "
-                        "it must be on storage that all hosts share"
-                    )
-            text_files.share()
-            # Only now can the fingerprints be compared, because process 0 has just prepared the
-            # data.
-            hosts.agree(task.fingerprint())
+        program = Program.of(run.config, task)
+        with memory.explained(task, program), _begun(run, task, program) as recorded:
             return trainer.run(
-                config,
+                run.config,
                 task,
-                workdir,
+                run.workdir,
                 program,
                 profile,
                 origin=run.origin,
@@ -128,6 +107,214 @@ def train(
                 hooks=hooks,
                 callbacks=trainer.Callbacks(on_log, on_evaluate, on_checkpoint),
             )
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[Stop]:
+    if not transformer_jax.counts_from_import:
+        transformer_jax.STARTED = time.monotonic()
+    transformer_jax.counts_from_import = False
+    with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
+        yield stop
+
+
+@contextlib.contextmanager
+def _begun(run: spec.RunSpec, task, program: Program) -> Iterator[ConfigDict | None]:
+    """In the context, holds the workdir of a run, which is recorded there, and its data is ready.
+
+    The value is the config that was recorded before, if any.
+    """
+    trackers.listed(run.config.track)
+    if run.origin:
+        run.origin.match(run.config, program)
+    warm_start.check_vectors(task, program, is_new=not spec.exists(run.workdir))
+    with _held(run.workdir):
+        hosts.agree(run.shared_keys() | spec.versions())
+        recorded = None
+        with hosts.first():
+            # Process 0 builds the data and writes the record; the others then find both.
+            if not hosts.index():
+                recorded = spec.begin(run.config, task, run.workdir, run.files)
+            elif not spec.exists(run.workdir):
+                raise UserError(
+                    f"--workdir={run.workdir}: not the folder that process 0 has just written to; "
+                    "it must be on storage that all hosts share"
+                )
+        text_files.share()
+        # Only now can the fingerprints be compared, because process 0 has just prepared the data.
+        hosts.agree(task.fingerprint())
+        yield recorded
+
+
+# ----------------------------------------------------------- several runs that train as one program
+
+_TOGETHER = "together.json"  # in the workdir of each run, the names of those that train with it
+# The keys in which the runs may differ, as their programs have them as arguments.
+OWN_KEYS = ("train.seed", "data.seed", "train.dropout_seed", "optimizer.learning_rate")
+
+
+class Member(NamedTuple):
+    """One of several runs that train together.
+
+    Attributes:
+      workdir: its folder.
+      overrides: how its config differs, in its seeds and its learning rate alone.
+      on_evaluate: called with (step, scores) after each of its evaluations.
+    """
+
+    workdir: Any
+    overrides: Overrides = ()
+    on_evaluate: Callable[[int, dict[str, float]], None] | None = None
+
+
+def train_together(
+    config: ConfigDict | str | os.PathLike,
+    members: Iterable[Member | tuple],
+    *,
+    overrides: Overrides = (),
+) -> list[dict[str, float]]:
+    """Trains several runs of one config in lockstep, with all their updates in one program.
+
+    Each is an ordinary run, with metrics, evaluations and checkpoints of its own, and can be opened
+    as such. A small model trains faster so than in one run after another, see docs/comparing.md.
+    With `config.mesh.seeds`, the runs are divided over the devices.
+
+    Args:
+      config: as in `train`.
+      members: the runs, each (workdir, overrides).
+      overrides: changes to the config of all runs.
+
+    Returns the scores of the last evaluation of each run. Raises UserError if the runs differ in
+    more than their seeds and learning rates, for a run that has trained alone, and for a task that
+    can't be mapped over seeds. Raises RunError, once the others have ended, for runs that could not
+    go on. Other errors are those of `train`.
+
+    Examples:
+      >>> scores = transformer_jax.train_together(
+      ...     "gpt/quickstart",
+      ...     [(f"runs/seed-{seed}", {"train.seed": seed, "data.seed": seed}) for seed in range(2)],
+      ...     overrides={"model.num_layers": 1, "train.num_steps": 2},
+      ... )
+      >>> len(scores)
+      2
+    """
+    members = [Member(*member) for member in members]
+    with _starting() as stop:
+        changed, groups = _device_groups(config, overrides, len(members))
+        runs = [
+            resolve(config, member.workdir, [*changed, *_pairs(member.overrides)])
+            for member in members
+        ]
+        _check_same(runs)
+        stop.grace = runs[0].config.train.grace
+        names = [run.workdir.name for run in runs]
+        for run in runs:
+            _check_together(run.workdir)
+        tasks = [run.task() for run in runs]
+        per_group = len(runs) // len(groups)
+        programs = []
+        for devices, first in zip(groups, range(0, len(runs), per_group)):
+            program = Program.of(runs[first].config, tasks[first], devices)
+            programs += [
+                program.with_rate(run.config, task)
+                for run, task in zip(runs[first : first + per_group], tasks[first:])
+            ]
+        _check_shapes(tasks)
+        together.check(tasks[0], programs[0])
+        with memory.explained(tasks[0], programs[0]), contextlib.ExitStack() as stack:
+            recorded = []
+            for run, task, program in zip(runs, tasks, programs):
+                recorded.append(stack.enter_context(_begun(run, task, program)))
+                buckets.write_whole(run.workdir / _TOGETHER, json.dumps(names) + "\n")
+            trainers = [
+                trainer.Trainer(
+                    run.config,
+                    task,
+                    run.workdir,
+                    program,
+                    callbacks=trainer.Callbacks(on_evaluate=member.on_evaluate),
+                )
+                for member, run, task, program in zip(members, runs, tasks, programs)
+            ]
+            return together.run(
+                [
+                    together.Member(each, run.origin, earlier)
+                    for each, run, earlier in zip(trainers, runs, recorded)
+                ]
+            )
+
+
+def _device_groups(config, overrides: Overrides, count: int):
+    """Returns the overrides of all runs, and the groups of devices over which they are divided.
+
+    A single group is None, which stands for all devices.
+    """
+    if hosts.count() > 1:
+        raise UserError("--together: trains on one host, but there are several processes")
+    changes = _pairs(overrides)
+    groups = resolve(config, overrides=changes).config.mesh.seeds
+    devices = jax.devices()
+    if count % groups or len(devices) % groups:
+        raise UserError(
+            f"config.mesh.seeds={groups}: must divide both the {count} runs and the "
+            f"{len(devices)} devices"
+        )
+    if groups == 1:
+        return changes, [None]
+    size = len(devices) // groups
+    parts = [devices[first : first + size] for first in range(0, len(devices), size)]
+    return [*changes, ("mesh.seeds", 1)], parts
+
+
+def _pairs(overrides: Overrides) -> list[tuple[str, Any]]:
+    return [*(overrides.items() if isinstance(overrides, Mapping) else overrides)]
+
+
+def _check_same(runs: list[spec.RunSpec]) -> None:
+    """Raises UserError if configs differ in more than their seeds and learning rates."""
+    first, *others = [dict(configs.flat(run.config)) for run in runs]
+    for run, other in zip(runs[1:], others):
+        for key in {**first, **other}:
+            if first.get(key) != other.get(key) and key not in OWN_KEYS:
+                raise UserError(
+                    f"--together: {run.workdir.name} has config.{key}={other.get(key)!r}, "
+                    f"{runs[0].workdir.name} {first.get(key)!r}; only seeds and "
+                    "config.optimizer.learning_rate may differ"
+                )
+
+
+def _check_shapes(tasks: list) -> None:
+    """Raises UserError if seeds have led to parameters or batches of different shapes."""
+
+    def shapes(task) -> tuple:
+        arrays = jax.tree.leaves((task.param_shapes, task.batch_spec(0)))
+        return spec.tokenizer_fingerprint(task), [(x.shape, str(x.dtype)) for x in arrays]
+
+    first = shapes(tasks[0])
+    if any(shapes(task) != first for task in tasks[1:]):
+        raise UserError(
+            "--together: the seeds lead to different tokenizers or shapes, so that their updates "
+            "are different programs; leave out --together"
+        )
+
+
+def _check_together(workdir: pathlib.Path | Path) -> None:
+    """Raises UserError if a run has trained alone."""
+    if spec.exists(workdir) and not (workdir / _TOGETHER).is_file():
+        raise UserError(
+            f"--together: {workdir} has trained alone, and would go on with other rounding; leave "
+            "out --together, or take another folder"
+        )
+
+
+def _check_alone(workdir: pathlib.Path | Path) -> None:
+    """Raises UserError if a run trains together with others."""
+    mark = workdir / _TOGETHER
+    if mark.is_file():
+        raise UserError(
+            f"--workdir={workdir}: trains together with others "
+            f"({', '.join(json.loads(mark.read_text()))}); go on with --together"
+        )
 
 
 def _with_rows(config, overrides: Overrides, data: Mapping[str, Any] | None) -> Overrides:

@@ -275,6 +275,10 @@ class Checkpoints:
             folder.rename(self.folder / f"damaged-{step}-{time.time_ns()}")
         self._manager.reload()
 
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint, whose step will be saved again."""
+        self._manager.delete(step)
+
     def pick(self, name: str | int) -> int:
         """Returns the step of a checkpoint, which `name` gives as "best", "latest" or a number.
 

@@ -27,12 +27,19 @@ TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in 
 _MUON_RMS = 0.2
 
 
-def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransformation:
+def make(
+    config,
+    num_steps: int,
+    task: Any,
+    traits: Any,
+    peaks: Mapping[str, jax.Array] | None = None,
+) -> optax.GradientTransformation:
     """Returns the optimizer of all parameters.
 
     `traits` is a tree with the `Traits` of each parameter. The task says to which group a parameter
-    belongs, and how deep its layer is. Raises UserError if a group has no section in
-    `config.optimizer.groups`, or if a section has no parameter.
+    belongs, and how deep its layer is. `peaks` are the learning rates of the groups, (), in place
+    of those in `config`. Raises UserError if a group has no section in `config.optimizer.groups`,
+    or if a section has no parameter.
     """
     by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
     by_group = configs.optimizer_sections(config)
@@ -43,15 +50,16 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
 
     growths = task.growths
 
-    def chain(section):
+    def chain(name, section):
         layer_decay = []
         if section.layer_decay != 1:
             trained = {path: by_name[path] for path in by_name if task.group(path) is not None}
             below_top = _below_top(trained, task.depth)
             layer_decay = [_scale_by_depth(section.layer_decay, below_top, traits_of)]
-        return _chain(section, num_steps, traits_of, growths, layer_decay)
+        peak = None if peaks is None else peaks[name]
+        return _chain(section, num_steps, traits_of, growths, layer_decay, peak=peak)
 
-    transforms = {_label(name): chain(section) for name, section in by_group.items()}
+    transforms = {_label(name): chain(name, section) for name, section in by_group.items()}
     return optax.multi_transform(
         transforms | {_label(None): optax.set_to_zero()},
         map_paths(lambda path: _label(task.group(names(path)))),
@@ -85,6 +93,8 @@ def _chain(
     traits_of: TraitsOf,
     growths: Mapping[Path, Growth],
     layer_decay: list[optax.GradientTransformation],
+    *,
+    peak: jax.Array | None,
 ) -> optax.GradientTransformation:
     """Returns the chain of a group: clipping, direction, weight decay, layer decay, learning rate.
 
@@ -94,7 +104,7 @@ def _chain(
     Its schedule covers the updates from there to the end of the run.
     """
     begin = configs.span(config.begin, num_steps)
-    rate = schedule(config, num_steps - begin)
+    rate = schedule(config, num_steps - begin, peak)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
     if growths:
@@ -267,8 +277,10 @@ def map_paths(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda params: tree_map_with_path(lambda path, _: choose(path), params)
 
 
-def schedule(config, num_steps: int) -> optax.Schedule:
+def schedule(config, num_steps: int, peak: jax.Array | None = None) -> optax.Schedule:
     """Returns the learning rate by applied update, from 0: a linear warm-up, then the schedule.
+
+    The largest rate is `peak`, (), by default `config.learning_rate`.
 
     inverse_sqrt is peak * sqrt(warmup / s) at update s, counted from 1. With
     peak = (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. truncated_inverse_sqrt
@@ -280,7 +292,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     (Howard & Ruder 2018, section 3.2).
     """
     warmup_steps = configs.span(config.warmup_steps, num_steps)
-    peak = config.learning_rate
+    peak = config.learning_rate if peak is None else peak
     warmup = max(warmup_steps, 1)
     cooldown = configs.span(config.cooldown_steps, num_steps)
     num_steps = configs.span(config.decay_steps or 0, num_steps) or num_steps

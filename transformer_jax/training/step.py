@@ -48,21 +48,14 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     `rollouts`, the step is two programs, because the host computes rewards between them.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-    update = _make_update(task, optimizer, shardings)
+    step = make_step(task, optimizer, shardings.params)
 
     # Donation lets the new state reuse the memory of the old one. The fixed output shardings make
     # the new state a valid input of the same compiled program.
     @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
         with sharding.use(mesh, table):
-            key = _key(task, state)
-            if task.experience is not None:
-                batch, state = _experience(task, state, batch, key)
-            if task.passes == (1, 1):
-                state = update(state, batch, key)
-            else:
-                state = _passes(update, task.passes, state, batch, key)
-            return state.replace(step=state.step + 1)
+            return step(state, batch, jax.random.key(dropout_seed(task.config)))
 
     if task.rollouts is None:
         return train_step
@@ -70,21 +63,46 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     @partial(jax.jit, out_shardings=sharding.batch_sharding(mesh, table))
     def roll(state, batch):
         with sharding.use(mesh, table):
-            context = _context_of_experience(state, _key(task, state))
+            key = _key(state, jax.random.key(dropout_seed(task.config)))
+            context = _context_of_experience(state, key)
             rollouts = task.rollouts(state.params, _joined(batch), context)
             return _divided(rollouts, jax.tree.leaves(batch)[0].shape[0])
 
     return TwoPrograms(roll, task.scored, train_step)
 
 
-def _key(task, state):
-    """Returns the key of a step, a function of the seed and the step alone.
+def make_step(task, optimizer: Optimizer, param_shardings):
+    """Returns the training step (state, batch, key of the run) -> state, to be traced with a mesh.
+
+    It is a function of its own so that a program can contain the steps of several runs.
+    """
+    update = _make_update(task, optimizer, param_shardings)
+
+    def step(state, batch, key):
+        key = _key(state, key)
+        if task.experience is not None:
+            batch, state = _experience(task, state, batch, key)
+        if task.passes == (1, 1):
+            state = update(state, batch, key)
+        else:
+            state = _passes(update, task.passes, state, batch, key)
+        return state.replace(step=state.step + 1)
+
+    return step
+
+
+def dropout_seed(config) -> int:
+    """Returns the seed of dropout and of all else that a step draws."""
+    train = config.train
+    return train.seed if train.dropout_seed is None else train.dropout_seed
+
+
+def _key(state, key: jax.Array) -> jax.Array:
+    """Returns the key of a step, a function of the run's key and the step alone.
 
     A resumed run therefore draws the same numbers without any generator state in the checkpoint.
     """
-    train = task.config.train
-    seed = train.seed if train.dropout_seed is None else train.dropout_seed
-    return jax.random.fold_in(jax.random.key(seed), state.step)
+    return jax.random.fold_in(key, state.step)
 
 
 def _context_of_experience(state, key) -> Context:
@@ -133,7 +151,7 @@ def _passes(update, passes: tuple[int, int], state, batch, key):
     return jax.lax.scan(epoch, state, jnp.arange(epochs))[0]
 
 
-def _make_update(task, optimizer: Optimizer, shardings):
+def _make_update(task, optimizer: Optimizer, param_shardings):
     """Returns the update (state, batch, key) -> state, which leaves the number of the step alone.
 
     The loss is the sum over its terms t of c_t * sum_t / W_t. Each sum is divided by W_t, the
@@ -151,7 +169,7 @@ def _make_update(task, optimizer: Optimizer, shardings):
         at_point = state.replace(params=point)
         # Schedules count applied updates, as optax does: a skipped update keeps the old opt_state.
         rate = optimizer.rate(state.updates - state.skipped)
-        (grads, sums), carry = _gradients(task, at_point, batch, (key, rate), shardings.params)
+        (grads, sums), carry = _gradients(task, at_point, batch, (key, rate), param_shardings)
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norms = {
@@ -423,6 +441,7 @@ class Program:
       batch: the shapes, dtypes and shardings of a batch of row shape 0.
       state: a TrainState of shapes, dtypes and shardings.
       traits: a tree with the `Traits` of each parameter.
+      init: the jitted function (key) -> initial state.
       train_step: the training step, (state, batch) -> state.
       eval_step: the evaluation step, (params, batch, carry) -> (metrics, carry).
     """
@@ -435,6 +454,7 @@ class Program:
     batch: dict[str, jax.ShapeDtypeStruct]
     state: Any
     traits: Any
+    init: Any
     train_step: Any
     eval_step: Any
 
@@ -456,6 +476,11 @@ class Program:
         Raises UserError if the mesh does not fit the devices, or does not divide a batch or a
         parameter.
         """
+        if config.mesh.seeds != 1:
+            raise UserError(
+                f"config.mesh.seeds={config.mesh.seeds}: is for runs that train as one program, "
+                "with --together"
+            )
         mesh = sharding.make_mesh(config.mesh, devices)
         table = sharding.rules(config.mesh)
         batch_sharding = sharding.batch_sharding(mesh, table)
@@ -490,9 +515,20 @@ class Program:
             batch=batch,
             state=state,
             traits=traits,
+            init=make_init(task, tx, state),
             train_step=train_step,
             eval_step=make_eval_step(task, mesh, table),
         )
+
+    def with_rate(self, config, task) -> "Program":
+        """Returns the program of a config that differs in seeds and in its learning rate alone.
+
+        Its compiled steps are those of this program, which `training.together` does not use to
+        train.
+        """
+        num_updates = config.train.num_steps * math.prod(task.passes)
+        rate = optimizer.schedule(config.optimizer, num_updates)
+        return dataclasses.replace(self, learning_rate=jax.jit(rate))
 
 
 def _check_positions(train, task) -> None:
@@ -642,7 +678,7 @@ def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState):
-    """Returns the jitted function () -> initial state.
+    """Returns the jitted function (key) -> initial state.
 
     With `out_shardings`, each device computes only its own shards, so that even a state that is too
     large for one device can be initialized.
@@ -650,15 +686,16 @@ def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     sums = abstract_state.metrics  # known by now, so that the loss is not traced once more
 
-    def create():
-        return nn.unbox(_create(task, tx, _first_params(task), sums))
+    def create(key):
+        return nn.unbox(_create(task, tx, task.traced_init(key), sums))
 
     return jax.jit(create, out_shardings=shardings)
 
 
-def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
+def init(config, program: Program) -> TrainState:
     """Returns the initial state. Waits for it, so that running out of memory is reported here."""
-    return jax.block_until_ready(hosts.compiled(make_init(task, tx, abstract_state))())
+    key = jax.random.key(config.train.seed)
+    return jax.block_until_ready(hosts.compiled(program.init, key)(key))
 
 
 def make_carry(task, rows: int, mesh: Mesh, table) -> Any:

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax import config as configs
 from transformer_jax import losses, pictures
-from transformer_jax.config import SCHEDULES, RunError, UserError
+from transformer_jax.config import SCHEDULES, Interrupted, Preempted, RunError, UserError
 from transformer_jax.data import rows
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
@@ -116,7 +116,7 @@ def run(
 
 def initial_state(config, task, program: Program, origin: Origin | None) -> Any:
     """Returns the TrainState before the first update, from earlier runs if the config names any."""
-    state = training_step.init(task, program.tx, program.state)
+    state = training_step.init(config, program)
     init_from = config.init_from if config.train.pretrained else None
     if init_from or task.other_runs:
         if origin is None:
@@ -147,6 +147,8 @@ class Trainer:
       state: the TrainState after that step.
       scores: the scores of the evaluation after that step; empty if there was none.
       ended: the reason why the run ends early, or None.
+      clock: counts the seconds since the last progress line, by purpose.
+      timed: the updates since then whose time says something about the speed.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class Trainer:
         self.rows = task.rows()
         self.scores: dict[str, float] = {}
         self.ended: str | None = None
+        self.timed: list[int] = []
         self._callbacks = callbacks
         self._num_steps = config.train.num_steps
         self._eval_every, self._save_every = configs.intervals(config.train, config.checkpoint)
@@ -189,39 +192,97 @@ class Trainer:
         recorded=None,
     ) -> dict[str, float]:
         """Trains to the end. Arguments and errors are as in the function `run`."""
-        config = self.config
-        self._clock = Clock()
-        self._check_evaluated()
-        self._check_progress_metrics()
+        grace = self.config.train.grace
         # On the way out, the watchdog ends first, and then the last save is awaited, while signals
         # are still handled.
-        with (
-            Stop(config.train.grace) as self._stop,
-            self._opened_checkpoints() as self._checkpoints,
-            Watchdog(self._stop, config.train.grace) as self._watchdog,
-        ):
-            with doing("initializing or restoring the state"):
-                self.state, self._totals = self._restored() or self._initial(origin)
-            self.start = self.step = self._saved = int(self.state.step)
-            self._announce(recorded)
-            self._timer = SaveTimer(config.checkpoint.minutes, self.start)
-            self._updates = _Updates(self.program.train_step, self._clock, self._watchdog)
-            with (
-                Reporter(
-                    self.workdir,
-                    self.start,
-                    self._num_steps,
-                    self.task.progress_metrics,
-                    config=config,
-                ) as self._reporter,
-                Trace(self._reporter.folder, profile) as self._trace,
-                doing("training"),
-            ):
-                self._train()
-                return self.scores
+        with Stop(grace) as stop, self.saving(), Watchdog(stop, grace) as watchdog:
+            updates = Updates(Trainer._first_update, Trainer._update, watchdog)
+            batches = self.batches(stop, watchdog, profile, origin, recorded)
+            with contextlib.closing(batches), doing("training"):
+                for batch in batches:
+                    updates([self], [batch])
+        return self.scores
 
-    def _train(self) -> None:
-        """Runs the remaining updates."""
+    @staticmethod
+    def _update(trainers: Sequence["Trainer"], batches: Sequence[dict]) -> list:
+        """Returns [the state of a single trainer after its next update]."""
+        ((trainer, batch),) = zip(trainers, batches)
+        return [trainer.program.train_step(trainer.state, batch)]
+
+    @staticmethod
+    def _first_update(trainers: Sequence["Trainer"], batches: Sequence[dict]) -> list:
+        """Does the same after all processes have compiled the update."""
+        hosts.compiled(trainers[0].program.train_step, trainers[0].state, batches[0])
+        return Trainer._update(trainers, batches)
+
+    # ------------------------------------------------- for several runs that train in one program
+
+    def saved_steps(self) -> list[int]:
+        """Returns the steps of the checkpoints."""
+        return self._checkpoints.steps()
+
+    def discard_after(self, step: int) -> None:
+        """Deletes the checkpoints after `step`, so that the run resumes from there."""
+        for later in self.saved_steps():
+            if later > step:
+                self._checkpoints.delete(later)
+
+    def is_over(self) -> bool:
+        """Returns whether the newest checkpoint is that of the last update, or of an early end."""
+        newest = max(self.saved_steps(), default=0)
+        if newest >= self._num_steps:
+            return True
+        evaluations = recorded_evaluations(self.workdir / "metrics.jsonl", newest)
+        return Patience(self.config, [scores for _, scores in evaluations]).over
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """In the context, which surrounds `batches`, checkpoints can be read and written.
+
+        At its end, it waits for the last save. Raises UserError for metrics that the config needs
+        and the task does not measure.
+        """
+        self._check_evaluated()
+        self._check_progress_metrics()
+        with self._opened_checkpoints() as self._checkpoints:
+            yield
+
+    def batches(
+        self,
+        stop: Stop,
+        watchdog: Watchdog,
+        profile: tuple[int, int] | None = None,
+        origin: Origin | None = None,
+        recorded=None,
+        *,
+        shows_progress: bool = True,
+    ) -> Iterator[dict[str, jax.Array]]:
+        """Yields the batch of each remaining update, and does all that a run does between them.
+
+        Before it takes the next batch, the caller computes the update and sets `state`. Other
+        arguments and errors are as in the function `run`. If the caller throws Preempted or
+        Interrupted instead, the state is saved.
+        """
+        self._stop, self._watchdog = stop, watchdog
+        self.clock = Clock()
+        with doing("initializing or restoring the state"):
+            self.state, self._totals = self._restored() or self._initial(origin)
+        self.start = self.step = self._saved = int(self.state.step)
+        self._announce(recorded)
+        self._timer = SaveTimer(self.config.checkpoint.minutes, self.start)
+        with (
+            Reporter(
+                self.workdir,
+                self.start,
+                self._num_steps,
+                self.task.progress_metrics if shows_progress else None,
+                config=self.config,
+            ) as self._reporter,
+            Trace(self._reporter.folder, profile) as self._trace,
+        ):
+            yield from self._batches_of_updates()
+
+    def _batches_of_updates(self) -> Iterator[dict[str, jax.Array]]:
         # Only process 0 has read metrics.jsonl.
         self.scores = hosts.share(self._reporter.evaluated)
         self._patience = Patience(self.config, self._reporter.evaluations)
@@ -231,20 +292,26 @@ class Trainer:
             self.end(self._patience.reason)
         self._say_if_done()
 
-        batches = self._batches()
+        batches = self._read_batches()
         for step in range(self.start + 1, self._num_steps + 1):
             if self.ended:
                 break
             self._trace.before(step)
             # Reading counts as waiting for data only if the devices have become idle meanwhile,
             # because dispatch is asynchronous and hides the time as long as updates are in flight.
-            with self._clock("data", self.state.step.is_ready):
+            with self.clock("data", self.state.step.is_ready):
                 batch = self._next(batches)
             # `due` is called at every point, because all processes must count the same points. If
             # the run stops here, the batch may be None, and `_end_if_stopped` raises.
             self._stop.due()
             self._end_if_stopped()
-            self.step, self.state = step, self._updates(step, self.state, batch)
+            try:
+                yield batch
+            except (Preempted, Interrupted):
+                # A run that trains together with this one has stopped.
+                self._save()
+                raise
+            self.step = step
             self._trace.after(step, self.state)
             # Before this, nothing would be lost, and a signal ends the run at once.
             self._stop.begin()
@@ -255,7 +322,7 @@ class Trainer:
             if step == self.start + 1:
                 say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
                 # The first progress line must not count the time of the start.
-                self._clock.lap()
+                self.clock.lap()
             for hook in self._hooks:
                 if self._is_due(hook.every):
                     hook.function(self)
@@ -365,7 +432,7 @@ class Trainer:
 
     def _evaluate_late(self) -> None:
         self.scores = self._evaluated()
-        with hosts.first(), self._clock("checkpoint"):
+        with hosts.first(), self.clock("checkpoint"):
             self._checkpoints.score(self.start, self.scores)
         self._patience.add(self.scores)
 
@@ -382,7 +449,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------- the batches
 
-    def _batches(self) -> Iterator[dict[str, jax.Array]]:
+    def _read_batches(self) -> Iterator[dict[str, jax.Array]]:
         """Yields the remaining batches."""
         train, step = self.rows.train, self.start
         # The number of rows may grow during the run, and `stream` yields batches of one size, so
@@ -425,9 +492,9 @@ class Trainer:
             "tokens": self._totals["tokens"] + filled,
             "flops": self._totals["flops"] + flops_done,
         }
-        seconds = self._clock.lap()
+        seconds = self.clock.lap()
         # Updates that compiled are left out of the rate, as their time counts as "compile".
-        timed_flops = sum(flops[update] for update in self._updates.take_timed())
+        timed_flops = sum(flops[update] for update in self._take_timed())
         rate = timed_flops / (seconds["step"] + seconds["data"]) if timed_flops else math.nan
         applied = step * state.updates_per_step - int(skipped)
         values = {f"train/{name}": mean for name, mean in losses.mean_metrics(sums).items()}
@@ -449,6 +516,10 @@ class Trainer:
             self._callbacks.on_log(step, values)
         self.state = state.replace(metrics=training_step.zeros(self.program.state.metrics))
 
+    def _take_timed(self) -> list[int]:
+        timed, self.timed = self.timed, []
+        return timed
+
     def _flops(self, after: int, step: int) -> dict[int, float]:
         """Returns {update: its FLOPs} for the updates after `after`, up to and including `step`."""
         train = self.rows.train
@@ -462,7 +533,7 @@ class Trainer:
         if self.task.calibrated is not None:
             # Calibrate even if the run has to stop, so that the saved parameters depend on the step
             # alone and a resumed run equals an uninterrupted one.
-            with self._clock("evaluation"), self._watchdog.paused():
+            with self.clock("evaluation"), self._watchdog.paused():
                 params = self.task.calibrated(self.state.params)
                 self.state = self.state.replace(params=params)
         if self._stop.reached:
@@ -493,7 +564,7 @@ class Trainer:
         """
         # Wait for the updates in flight, so that their time does not count as evaluation time.
         jax.block_until_ready(self.state.step)
-        with self._clock("evaluation"):
+        with self.clock("evaluation"):
             try:
                 values = self._means() | self._measured()
             except Abandoned:
@@ -574,7 +645,7 @@ class Trainer:
             return
         # A run that stops for a loss that is not finite must leave no checkpoint after that step.
         self._check_finite()
-        with self._clock("checkpoint"), self._watchdog.paused():
+        with self.clock("checkpoint"), self._watchdog.paused():
             # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
             self._reporter.send()
             self._checkpoints.save(self.state, self._totals, self.scores)
@@ -668,42 +739,46 @@ def _global_array(values, row_indices, local_indices, sharding) -> jax.Array:
 # ----------------------------------------------------------------- dispatching and timing updates
 
 
-class _Updates:
-    """Dispatches updates, and compiles the training step for each new batch shape.
+class Updates:
+    """Computes the updates of one or more trainers, and compiles them for each new batch shape.
 
     The time of an update that compiles says nothing about speed, so it is counted as "compile".
     """
 
-    def __init__(self, train_step, clock: "Clock", watchdog: Watchdog):
-        self._train_step = train_step
-        self._clock = clock
+    def __init__(self, first: Callable, update: Callable, watchdog: Watchdog):
+        """`update(trainers, batches)` returns new states; `first` is called to compile it."""
+        self._first = first
+        self._update = update
         self._watchdog = watchdog
         self._pace = Pace()
         self._compiled: set[tuple] = set()  # shapes of batches, for each of which jax.jit compiles
-        self._timed: list[int] = []
 
-    def __call__(self, step: int, state, batch):
-        """Returns the state after step number `step`, from 1, possibly before it is computed."""
-        shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
-        if shape in self._compiled:
-            self._timed.append(step)
-            state = self._train_step(state, batch)
+    def __call__(self, trainers: Sequence[Trainer], batches: Sequence[dict]) -> None:
+        """Sets the states of the trainers after their next updates, perhaps not computed yet."""
+        shapes = tuple(map(batch_shape, batches))
+        if shapes in self._compiled:
+            states = self._update(trainers, batches)
             # The next update donates the buffers of this state, so the fence must be a copy.
-            self._pace.dispatched(functools.partial(copied, state.step))
-            return state
-        self._compiled.add(shape)
-        # Wait for the updates in flight, so that their time does not count as compilation time.
-        jax.block_until_ready(state.step)
-        with self._clock("compile"), self._watchdog.paused():
-            train_step = hosts.compiled(self._train_step, state, batch)
-            # jax.jit compiles in its first call, so the whole call is timed, up to its result.
-            return jax.block_until_ready(train_step(state, batch))
+            self._pace.dispatched(functools.partial(copied, states[0].step))
+            for trainer in trainers:
+                trainer.timed.append(trainer.step + 1)
+        else:
+            self._compiled.add(shapes)
+            # Wait for the updates in flight, so that their time does not count as compilation time.
+            jax.block_until_ready([trainer.state.step for trainer in trainers])
+            with contextlib.ExitStack() as stack:
+                for trainer in trainers:
+                    stack.enter_context(trainer.clock("compile"))
+                stack.enter_context(self._watchdog.paused())
+                # jax.jit compiles in its first call, so the whole call is timed, up to its result.
+                states = jax.block_until_ready(self._first(trainers, batches))
+        for trainer, state in zip(trainers, states):
+            trainer.state = state
 
-    def take_timed(self) -> list[int]:
-        """Returns the updates since the last call whose time was counted as "step"."""
-        timed = self._timed
-        self._timed = []
-        return timed
+
+def batch_shape(batch: dict[str, jax.Array]) -> tuple:
+    """Returns the names and shapes of the arrays of a batch, as a key for dictionaries."""
+    return tuple(sorted((name, array.shape) for name, array in batch.items()))
 
 
 @jax.jit
@@ -792,13 +867,16 @@ class Clock:
                 yield
         finally:
             if counts():
-                seconds = time.perf_counter() - start
-                self._spent[purpose] = self._spent.get(purpose, 0.0) + seconds
+                self.add(purpose, time.perf_counter() - start)
+
+    def add(self, purpose: str, seconds: float) -> None:
+        """Counts seconds that have just passed towards `purpose`."""
+        self._spent[purpose] = self._spent.get(purpose, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
         """Returns {purpose: seconds} and resets all of them to zero."""
         now = time.perf_counter()
-        spent = {purpose: self._spent.get(purpose, 0.0) for purpose in _PURPOSES}
+        spent = dict.fromkeys(_PURPOSES, 0.0) | self._spent
         spent["step"] = now - self._lap_start - sum(spent.values())
         self._spent = {}
         self._lap_start = now
@@ -1026,7 +1104,8 @@ class Reporter:
       folder: the local folder to which the files are written; None in processes other than 0.
       evaluations: the recorded evaluations up to `start`, each {name: score}.
       evaluated: the evaluation recorded at `start`; empty if there is none.
-      shown: the names of the training metrics that the progress line shows.
+      shown: the names of the training metrics that the progress line shows; None: no bar and no
+        progress lines, as another run shows them.
     """
 
     def __init__(
@@ -1034,7 +1113,7 @@ class Reporter:
         workdir: pathlib.Path | buckets.Path,
         start: int,
         num_steps: int,
-        shown: Sequence[str] = ("loss",),
+        shown: Sequence[str] | None = ("loss",),
         *,
         config: ConfigDict | None = None,
     ):
@@ -1053,11 +1132,12 @@ class Reporter:
         self._mirror = Mirror(self.workdir, "metrics.jsonl", trackers.FILE)
         self._sent = time.monotonic()
         self.folder = self._mirror.local
-        self._lines, recorded = _reopened(self.folder / "metrics.jsonl", start)
-        for line in recorded:
-            if not any(key.startswith(("train/", "hook/")) for key in line):
-                self.evaluations.append({k: v for k, v in line.items() if k != "step"})
-                self.evaluated = self.evaluations[-1] if line["step"] == start else {}
+        path = self.folder / "metrics.jsonl"
+        evaluations = recorded_evaluations(path, start)
+        self.evaluations = [scores for _, scores in evaluations]
+        if evaluations and evaluations[-1][0] == start:
+            self.evaluated = self.evaluations[-1]
+        self._lines = _reopened(path, start)
         names, values = (config.track, configs.flat(config)) if config else ("", {})
         subject = Subject(self.name, self.folder, values, revision(), start)
         self._trackers = Trackers(names, subject)
@@ -1066,14 +1146,15 @@ class Reporter:
         self._bar = Bar("training", self.num_steps, start, seconds=float("inf"))
 
     def __enter__(self):
-        if self.active:
+        if self.active and self.shown is not None:
             self._bar.__enter__()
         return self
 
     def __exit__(self, *error):
         if not self.active:
             return
-        self._bar.__exit__(*error)
+        if self.shown is not None:
+            self._bar.__exit__(*error)
         # An error of the run itself is more important than an error in writing its last metrics.
         ignored = contextlib.suppress(RunError) if error[0] else contextlib.nullcontext()
         with ignored, self._writing():
@@ -1107,12 +1188,12 @@ class Reporter:
 
     def step(self) -> None:
         """Advances the progress bar by one update."""
-        if self.active:
+        if self.active and self.shown is not None:
             self._bar.advance()
 
     def progress(self, step: int, values: dict[str, float]) -> None:
         """Shows the measurements: beside the bar in a terminal, elsewhere as a line of text."""
-        if not self.active:
+        if not self.active or self.shown is None:
             return
         note = _note(values, self.shown)
         if console.is_terminal:
@@ -1170,18 +1251,33 @@ def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
     return path
 
 
-def _reopened(path: pathlib.Path, start: int) -> tuple[TextIO, list[dict]]:
-    """Removes the lines of steps after `start` from the metrics file.
+def recorded_evaluations(
+    path: pathlib.Path | buckets.Path, until: int
+) -> list[tuple[int, dict[str, float]]]:
+    """Returns (step, {name: score}) of the evaluations in a metrics file, up to a step."""
+    return [
+        (line["step"], {name: value for name, value in line.items() if name != "step"})
+        for line in _recorded(path, until)
+        if not any(name.startswith(("train/", "hook/")) for name in line)
+    ]
 
-    Returns the file, opened for appending, and the remaining lines, parsed.
-    """
+
+def _recorded(path: pathlib.Path | buckets.Path, until: int) -> list[dict]:
+    """Returns the lines of a metrics file up to a step, parsed."""
     recorded = []
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.is_file() else []
+    for line in lines:
+        # The last line that a killed run has written may be incomplete.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if line.endswith("\n") and (values := json.loads(line))["step"] <= until:
+                recorded.append(values)
+    return recorded
+
+
+def _reopened(path: pathlib.Path, start: int) -> TextIO:
+    """Removes the lines of steps after `start` from the metrics file, and opens it to append."""
     if path.exists():
-        for line in path.read_text(errors="replace").splitlines(keepends=True):
-            # The last line that a killed run has written may be incomplete.
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
-                    recorded.append(values)
         # The file is replaced as a whole, so that a kill meanwhile leaves the old one.
+        recorded = _recorded(path, start)
         write_whole(path, "".join(json.dumps(values) + "\n" for values in recorded))
-    return path.open("a"), recorded
+    return path.open("a")
