@@ -162,6 +162,7 @@ def test_equals_the_paper_in_numpy():
         {"positions": "learned", "output_bias": True, "activation": "swish"},
         {"source_vocab_size": 50, "tie_output": False},
         {"positions": "none"},
+        {"positions": "rotary"},
         {"positions": "binary", "position_width": 6, "tie_output": False},
         {"cls": BART},
         {"cls": T5},
@@ -323,6 +324,23 @@ def test_positions_are_their_formulas():
     np.testing.assert_allclose(codes["sinusoidal"], expected, atol=1e-6)
 
 
+def test_rotary_positions_are_distances():
+    """A second example of a row has other slots than alone, and the same logits."""
+    model, variables = init(positions="rotary")
+    alone = model.apply(variables, SOURCE, TARGET)
+    packed = model.apply(
+        variables,
+        Inputs(np.concatenate([SOURCE[:, :3], SOURCE], axis=1), segment_ids=segment_ids(3, 7)),
+        Inputs(np.concatenate([TARGET[:, :2], TARGET], axis=1), segment_ids=segment_ids(2, 6)),
+    )
+    np.testing.assert_allclose(packed[:, 2:], alone, rtol=1e-4, atol=1e-4)
+    # The order of the words matters, unlike without positions.
+    for kind, differs in (("rotary", True), ("none", False)):
+        model, variables = init(positions=kind)
+        orders = [model.apply(variables, x, TARGET[:, :1]) for x in (SOURCE, SOURCE[:, ::-1])]
+        assert np.allclose(*orders, rtol=1e-4, atol=1e-4) != differs
+
+
 @pytest.mark.sample("learned")
 @pytest.mark.parametrize("kind", ["index", "normalized", "learned", "sinusoidal"])
 def test_concatenated_positions_narrow_the_words(kind):
@@ -349,6 +367,8 @@ def test_concatenated_positions_narrow_the_words(kind):
     [
         (dict(position_width=16), "position_width=16: must be from 0 to d_model - 1 = 15"),
         (dict(position_width=4, positions="none"), "positions='none' has no vectors; set it to 0"),
+        (dict(position_width=4, positions="rotary"), "positions='rotary' has no vectors; set it t"),
+        (dict(positions="rotary", head_dim=3), "config.model.head_dim=3: must be even for rotary"),
         (dict(position_width=4), "set config.model.tie_output=false"),
     ],
 )

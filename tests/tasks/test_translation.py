@@ -232,13 +232,13 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
         "binary",
         *(
             pytest.param(kind, marks=pytest.mark.full)
-            for kind in ("none", "index", "normalized", "sinusoidal")
+            for kind in ("none", "index", "normalized", "sinusoidal", "rotary")
         ),
     ],
 )
 def test_positions_that_were_not_chosen_train(kind, tmp_path):
     """Two updates with positions of each kind, concatenated where there are any."""
-    width = 0 if kind == "none" else 4
+    width = 0 if kind in ("none", "rotary") else 4
     keys = dict(model__positions=kind, model__position_width=width, model__tie_output=False)
     config = build_config(tmp_path, train__num_steps=2, **keys)
     _, scores, _, params = trained(config, tmp_path)

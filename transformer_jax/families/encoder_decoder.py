@@ -26,6 +26,7 @@ from transformer_jax.layers.embeddings import (
     Bias,
     Embed,
     Projection,
+    Rotary,
     position_codes,
     row_positions,
 )
@@ -38,6 +39,7 @@ _ACTIVATIONS = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "swish": jax.nn.swish,
 }
+_WITHOUT_VECTORS = ("none", "rotary")  # kinds of positions that add nothing to the embeddings
 
 
 class EncoderDecoder(CachedSequenceToSequence):
@@ -64,10 +66,11 @@ class EncoderDecoder(CachedSequenceToSequence):
     # post: as published; pre: needs less warm-up, and adds a final norm to each stack
     norm_position: Literal["post", "pre"] = "post"
     # kind of position encoding: sinusoids, a learned table, none; the position (index) or its
-    # fraction of max_length (normalized) in all columns; the bits of the position (binary)
-    positions: Literal["sinusoidal", "learned", "none", "index", "normalized", "binary"] = (
-        "sinusoidal"
-    )
+    # fraction of max_length (normalized) in all columns; the bits of the position (binary);
+    # rotations of the queries and keys of self-attention (rotary; Su et al. 2021)
+    positions: Literal[
+        "sinusoidal", "learned", "none", "index", "normalized", "binary", "rotary"
+    ] = "sinusoidal"
     # width of position encodings that are concatenated to token embeddings of width d_model -
     # position_width; 0: both have the width d_model and are added
     position_width: int = 0
@@ -87,13 +90,18 @@ class EncoderDecoder(CachedSequenceToSequence):
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
+        head_dim = self.head_dim or self.d_model // self.num_heads
+        if self.positions == "rotary" and head_dim % 2:
+            raise UserError(f"config.model.head_dim={head_dim}: must be even for rotary positions")
         if not self.position_width:
             return
         key = f"config.model.position_width={self.position_width}"
         if not 0 < self.position_width < self.d_model:
             raise UserError(f"{key}: must be from 0 to d_model - 1 = {self.d_model - 1}")
-        if self.positions == "none":
-            raise UserError(f"{key}: config.model.positions='none' has no vectors; set it to 0")
+        if self.positions in _WITHOUT_VECTORS:
+            raise UserError(
+                f"{key}: config.model.positions={self.positions!r} has no vectors; set it to 0"
+            )
         if self.tie_output:
             raise UserError(
                 f"{key}: token embeddings are narrower than the hidden states that the output "
@@ -134,12 +142,13 @@ class EncoderDecoder(CachedSequenceToSequence):
         )
         encoder_block = partial(
             Block,
-            attention=attention,
+            attention=partial(attention, rotary=Rotary() if self.positions == "rotary" else None),
             mlp=partial(MLP, d_ff=self.d_ff, activation=_ACTIVATIONS[self.activation], dtype=dtype),
             norm=norm,
             norm_position=self.norm_position,
             dropout=self.dropout,
         )
+        # Attention to the source is not rotated: its positions are those of another sentence.
         decoder_block = partial(encoder_block, cross_attention=partial(attention, cross=True))
         stack = partial(Stack, unroll=self.unroll, remat=self.remat)
         self.encoder = stack((encoder_block,), self.num_encoder_layers)
@@ -197,7 +206,7 @@ class EncoderDecoder(CachedSequenceToSequence):
             max_length = self.max_length if self.positions in BOUNDED else tokens.shape[1]
             positions = row_positions(tokens, max_length)
         x = embed(tokens) * math.sqrt(self.reference_width)
-        if self.positions != "none":
+        if self.positions not in _WITHOUT_VECTORS:
             # In decoding, all hypotheses of an input have one position, (B, 1).
             positions = jnp.broadcast_to(positions, tokens.shape)
             # The codes are computed in float32, because bfloat16 has no integers such as 257.
