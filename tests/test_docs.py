@@ -142,6 +142,15 @@ def test_the_readme_is_one_page():
     assert links and all((ROOT / link).is_file() for link in links)
 
 
+def test_the_home_of_the_site_lists_the_families_of_the_readme():
+    readme, home = (
+        [line for line in (ROOT / page).read_text().splitlines() if line.startswith("| [")]
+        for page in ("README.md", "docs/index.md")
+    )
+    families = [line.replace("](docs/", "](") for line in readme if line.count("|") == 4]
+    assert len(families) >= 15 and [line for line in home if line in families] == families
+
+
 def test_recurrence_against_attention_is_as_measured():
     """On two cores the LSTM wins at every length, and on a GPU attention does."""
 
