@@ -138,6 +138,24 @@ def test_a_point_that_diverges_is_the_worst_and_the_others_go_on(fake, tmp_path,
     assert "seed 0: update 7: the loss is not finite" in capsys.readouterr().err
 
 
+def test_a_sweep_of_rates_is_one_program(tmp_path, capsys):
+    """Of two rates and two seeds each, all with the higher rate diverge."""
+    config = build_gpt(
+        tmp_path,
+        train__num_steps=4,
+        train__eval_every=4,
+        checkpoint__every=4,
+        optimizer__warmup_steps=0,
+        optimizer__clip_norm=0.0,
+    )
+    points = grid(axes_of(["optimizer.learning_rate=1e-2,1e38"]))
+    result = Sweep(config, tuple(points), tmp_path / "runs", seeds=2, together=True).run()
+    assert "training 4 runs together" in capsys.readouterr().err
+    means = {each["name"]: each["mean"] for each in result["points"]}
+    assert means["learning_rate=1e38"] is None and means["learning_rate=1e-2"] > 0
+    assert len(result["best_on_fresh_seeds"]["values"]) == 2
+
+
 def test_a_run_that_is_already_longer_is_not_shortened(fake, tmp_path):
     fake(loss)
     sweep = make(tmp_path, seeds=1)

@@ -185,7 +185,9 @@ _MOST_PARAMETERS = 300_000_000  # that are compared by their values; beyond, mem
 def start_of(arm: Arm) -> Start:
     """Returns the start of the run with seed 0. This prepares the arm's data."""
     config = arm.resolved().config
-    state, _, batch_of = make_step(arm.config, overrides=arm.overrides(0))
+    # The axis over seeds is for runs that train as one program.
+    overrides = [*arm.overrides(0), ("mesh.seeds", 1)]
+    state, _, batch_of = make_step(arm.config, overrides=overrides)
     flat, _ = jax.tree.flatten_with_path(state.params)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
     shapes = {name: x.shape for name, x in named.items()}

@@ -4,7 +4,6 @@ The best of many points is flattered by its own noise. It is therefore trained a
 the sweep has not used, and its interval is that of these runs alone.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -220,9 +219,10 @@ class Sweep:
         """
         runs = Comparison(tuple(arms), self.folder, self._question)
         if self.together:
-            # A run that diverged is trained again below, where its error is reported.
-            with contextlib.suppress(RunError):
+            try:
                 runs.train_together(seeds)
+            except RunError as error:
+                say(f"{error}; these runs count as the worst")
         return {arm.name: [self._score(runs, seed, arm) for seed in seeds] for arm in arms}
 
     def _score(self, runs: Comparison, seed: int, arm: Arm) -> float | None:
@@ -235,6 +235,8 @@ class Sweep:
                 f"{workdir}: was trained to update {newest:,}, without an evaluation at "
                 f"{arm.updates:,}; take another folder"
             )
+        if self.together and not scores:
+            return None  # it diverged
         try:
             runs.train(seed, arm)
         except RunError as error:

@@ -215,8 +215,11 @@ def train_together(
         programs = []
         for devices, first in zip(groups, range(0, len(runs), per_group)):
             program = Program.of(runs[first].config, tasks[first], devices)
+            rate = runs[first].config.optimizer.learning_rate
             programs += [
-                program.with_rate(run.config, task)
+                program
+                if run.config.optimizer.learning_rate == rate
+                else program.with_rate(run.config, task)
                 for run, task in zip(runs[first : first + per_group], tasks[first:])
             ]
         _check_shapes(tasks)
@@ -300,11 +303,16 @@ def _check_shapes(tasks: list) -> None:
 
 def _check_together(workdir: pathlib.Path | Path) -> None:
     """Raises UserError if a run has trained alone."""
-    if spec.exists(workdir) and not (workdir / _TOGETHER).is_file():
+    steps = [path for path in _entries(workdir / "checkpoints") if path.name.isdecimal()]
+    if steps and not (workdir / _TOGETHER).is_file():
         raise UserError(
             f"--together: {workdir} has trained alone, and would go on with other rounding; leave "
             "out --together, or take another folder"
         )
+
+
+def _entries(folder: pathlib.Path | Path) -> list:
+    return [*folder.iterdir()] if folder.is_dir() else []
 
 
 def _check_alone(workdir: pathlib.Path | Path) -> None:
