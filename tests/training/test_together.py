@@ -1,5 +1,6 @@
 """Several runs that train as one program: each is what it would be alone."""
 
+import functools
 import re
 import shutil
 
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
+from tests.finetuning import examples
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import all_lines
 from transformer_jax.config import Preempted, RunError, UserError
+from transformer_jax.runs import train as train_module
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.train import train, train_together
+from transformer_jax.storage import buckets
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training import together
 
@@ -123,11 +127,8 @@ def test_stopped_anywhere_all_save_one_step_and_resume_bit_equal(
         patch.setattr(together, "Stop", stopping_at(point))
         with pytest.raises(Preempted, match="state saved"):
             together_in(tmp_path, config, KEYS)
-    steps = [
-        {int(path.name) for path in (tmp_path / name / "checkpoints").iterdir() if path.is_dir()}
-        for name in MEMBERS
-    ]
-    assert steps[0] and steps == [steps[0]] * 3
+    saved = [steps(tmp_path / name) for name in MEMBERS]
+    assert saved[0] and saved == [saved[0]] * 3
     together_in(tmp_path, config, KEYS)
     for name in MEMBERS:
         assert_equal_runs(tmp_path / name, folder / name)
@@ -192,6 +193,7 @@ def over_devices(tmp_path_factory, config):
     programs = []
     joint = together.JointStep._joint_step.func
 
+    @functools.cache
     def recorded(self):
         step = joint(self)
 
@@ -237,16 +239,80 @@ def test_over_devices_a_run_that_has_ended_leaves_its_device(config, tmp_path, t
     np.testing.assert_allclose(losses(tmp_path / "seed-0"), losses(tmp_path / "alone"), rtol=1e-5)
 
 
-def test_rows_of_different_lengths_are_computed_one_after_another(tiny, tmp_path):
-    """The buckets by length of a translation: the runs draw them in orders of their own."""
-    config = tiny(train__num_steps=6, train__log_every=1, model__dropout=0.1)
-    train_together(config, members(tmp_path, {"seed-0": own(0), "seed-1": own(1)}))
-    for seed in range(2):
-        name = f"seed-{seed}"
-        train(config, tmp_path / "alone" / name, overrides=own(seed))
-        np.testing.assert_allclose(
-            losses(tmp_path / name), losses(tmp_path / "alone" / name), rtol=1e-5
-        )
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory):
+    """Returns the config of a classification of short and long texts, two in a batch."""
+    folder = tmp_path_factory.mktemp("lengths")
+    origin = examples.pretrained(folder, "bert")
+    config = examples.build(
+        folder, "classification", origin, train__batch=2, train__num_steps=12, train__log_every=1
+    )
+    texts = ["cat\tthe cat sat" + " on the mat the cat sat" * (n % 4 == 0) for n in range(24)]
+    for split in ("train", "valid"):
+        (folder / f"{split}.tsv").write_text("".join(f"{text}\ndog\ta dog\n" for text in texts))
+    return config
+
+
+@pytest.mark.full
+def test_rows_of_different_lengths_are_computed_one_after_another(lengths, tmp_path, monkeypatch):
+    runs = {"seed-0": own(0), "seed-1": own(1)}
+    shapes = []
+    call = together.JointStep.__call__
+
+    def recorded(self, trainers, batches):
+        shapes.append([batch["tokens"].shape for batch in batches])
+        return call(self, trainers, batches)
+
+    monkeypatch.setattr(together.JointStep, "__call__", recorded)
+    train_together(lengths, members(tmp_path, runs))
+    # Alone, and together where the shapes happen to be equal.
+    assert {len(each) for each in shapes} == {1, 2}
+    assert all(len({*each}) == 1 for each in shapes) and len({each[0] for each in shapes}) > 1
+    # A shape that occurs again is not counted as compiled once more.
+    assert any("train/mfu" in x and x["train/mfu"] for x in all_lines(tmp_path / "seed-0")[6:])
+    train(lengths, tmp_path / "alone", overrides=own(1))
+    np.testing.assert_allclose(losses(tmp_path / "seed-1"), losses(tmp_path / "alone"), rtol=1e-5)
+
+
+def test_saves_by_the_clock_fall_on_the_same_steps(config, tmp_path):
+    keys = KEYS | {"checkpoint.minutes": 0.005, "checkpoint.every": 20, "train.eval_every": 20}
+    together_in(tmp_path, config, keys)
+    saved = [steps(tmp_path / name) for name in MEMBERS]
+    assert saved[0] == saved[1] == saved[2] and len(saved[0]) > 1
+
+
+def steps(workdir):
+    return {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()}
+
+
+@pytest.mark.full
+def test_a_run_that_is_far_behind_does_not_take_the_others_back(config, tmp_path):
+    """It could not go on, and has the checkpoint of step 10 alone, where the others have 20."""
+    keys = KEYS | {"checkpoint.every": 5}
+    together_in(tmp_path, config, keys)
+    for step in (10, 15, 20):
+        shutil.rmtree(tmp_path / "fast" / "checkpoints" / str(step))
+    together_in(tmp_path, config, keys | {"train.num_steps": 24})
+    assert {10, 15, 20} <= steps(tmp_path / "seed-0") and 24 in steps(tmp_path / "fast")
+
+
+@pytest.mark.full
+def test_a_signal_saves_the_others_where_one_has_diverged(config, tmp_path, monkeypatch):
+    runs = {"seed-0": own(0), "lost": own(0) | {"optimizer.learning_rate": 1e38}, "seed-1": own(1)}
+    keys = KEYS | {"optimizer.clip_norm": 0.0, "train.log_every": 20}
+    monkeypatch.setattr(together, "Stop", stopping_at(28))
+    with pytest.raises(Preempted, match="state saved"):
+        together_in(tmp_path, config, keys, runs)
+    assert steps(tmp_path / "seed-0") == steps(tmp_path / "seed-1") != set()
+    assert not steps(tmp_path / "lost")
+
+
+def test_a_run_in_a_bucket_resumes(config, gcs):
+    runs = {"seed-0": own(0), "seed-1": own(1)}
+    folder = buckets.folder_of_run("gs://bucket/together")
+    together_in(folder, config, KEYS | {"train.num_steps": 2}, runs)
+    scores = together_in(folder, config, KEYS | {"train.num_steps": 4}, runs)
+    assert len(scores) == 2 and (folder / "seed-1" / "checkpoints" / "4").is_dir()
 
 
 def test_mistakes_are_refused(whole, config, tmp_path):
@@ -258,8 +324,17 @@ def test_mistakes_are_refused(whole, config, tmp_path):
         together_in(
             tmp_path, config, keys, {"seed-0": own(0), "one": own(1) | {"model.dropout": 0.3}}
         )
-    with pytest.raises(UserError, match="config.mesh.seeds=2: must divide both the 3 runs"):
-        together_in(tmp_path, config, keys | {"mesh.seeds": 2})
+    with pytest.raises(UserError, match="config.mesh.seeds=3: does not divide the 8 devices"):
+        together_in(tmp_path, config, keys | {"mesh.seeds": 3})
+    with pytest.raises(UserError, match="config.track=wandb: wandb keeps one record in a process"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_module.trackers, "listed", lambda names: names.split(","))
+            together_in(tmp_path, config, keys | {"track": "wandb"})
+    for wrong in ([], [tmp_path], [(tmp_path,)]):
+        with pytest.raises(UserError, match="takes one or more pairs"):
+            train_together(config, wrong)
+    with pytest.raises(UserError, match="two runs have the workdir"):
+        train_together(config, [(tmp_path / "one", {}), (tmp_path / "one", {})])
     with pytest.raises(UserError, match="config.mesh.seeds=2: is for runs that train as one"):
         train(config, tmp_path / "one", overrides=keys | {"mesh.seeds": 2})
     assert not [*tmp_path.iterdir()]

@@ -123,6 +123,7 @@ class Comparison:
             if not arms_.final_scores(workdir, arm.updates):
                 common = [_source(dataclasses.replace(arm, changes=())), _common(arm, seed)]
                 programs.setdefault(json.dumps(common, default=str), []).append((arm, seed))
+        errors = []
         for runs in programs.values():
             arm, seed = runs[0]
             names = ", ".join(f"{arm.name} {seed}" for arm, seed in runs)
@@ -135,7 +136,12 @@ class Comparison:
                 )
                 for arm, seed in runs
             ]
-            train_together(arm.config, members, overrides=_common(arm, seed))
+            try:
+                train_together(arm.config, members, overrides=_common(arm, seed))
+            except RunError as error:
+                errors.append(str(error))
+        if errors:
+            raise RunError("; ".join(errors))
 
     def _checked(self, arm: Arm) -> Callable[[int, dict[str, float]], None]:
         def check(step: int, scores: dict[str, float]) -> None:
@@ -191,7 +197,7 @@ class Comparison:
         if self.together:
             self.train_together(range(self.question.pairs))
         for pair in range(self.question.pairs):
-            for arm in self.arms:
+            for arm in () if self.together else self.arms:
                 self.train(pair, arm)
             result = self.result(pair + 1)
             if self.question.until_decided and is_decided(result):

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pathlib
 import socket
@@ -89,7 +90,7 @@ def train(
     """
     with _starting() as stop:
         run = resolve(config, workdir, _with_rows(config, overrides, data))
-        _check_alone(run.workdir)
+        _leave_others(run.workdir)
         stop.grace = run.config.train.grace
         task = run.task()
         # A mesh that does not fit the devices, a batch or a parameter is refused here, before
@@ -176,8 +177,8 @@ def train_together(
     """Trains several runs of one config in lockstep, with all their updates in one program.
 
     Each is an ordinary run, with metrics, evaluations and checkpoints of its own, and can be opened
-    as such. A small model trains faster so than in one run after another, see docs/comparing.md.
-    With `config.mesh.seeds`, the runs are divided over the devices.
+    as such. docs/compare.md says when this is faster than one run after another. With
+    `config.mesh.seeds`, the runs are divided over the devices.
 
     Args:
       config: as in `train`.
@@ -198,7 +199,7 @@ def train_together(
       >>> len(scores)
       2
     """
-    members = [Member(*member) for member in members]
+    members = _checked_members(members)
     with _starting() as stop:
         changed, groups = _device_groups(config, overrides, len(members))
         runs = [
@@ -207,7 +208,7 @@ def train_together(
         ]
         _check_same(runs)
         stop.grace = runs[0].config.train.grace
-        names = [run.workdir.name for run in runs]
+        names = together.short_names([run.workdir for run in runs])
         for run in runs:
             _check_together(run.workdir)
         tasks = [run.task() for run in runs]
@@ -223,8 +224,8 @@ def train_together(
                 for run, task in zip(runs[first : first + per_group], tasks[first:])
             ]
         _check_shapes(tasks)
-        together.check(tasks[0], programs[0])
-        with memory.explained(tasks[0], programs[0]), contextlib.ExitStack() as stack:
+        together.check(tasks[0], programs[0], len(groups))
+        with memory.explained(tasks[0], programs[0], len(runs)), contextlib.ExitStack() as stack:
             recorded = []
             for run, task, program in zip(runs, tasks, programs):
                 recorded.append(stack.enter_context(_begun(run, task, program)))
@@ -255,18 +256,37 @@ def _device_groups(config, overrides: Overrides, count: int):
     if hosts.count() > 1:
         raise UserError("--together: trains on one host, but there are several processes")
     changes = _pairs(overrides)
-    groups = resolve(config, overrides=changes).config.mesh.seeds
-    devices = jax.devices()
-    if count % groups or len(devices) % groups:
+    resolved = resolve(config, overrides=changes).config
+    if others := {*trackers.listed(resolved.track)} - {"tensorboard"}:
         raise UserError(
-            f"config.mesh.seeds={groups}: must divide both the {count} runs and the "
-            f"{len(devices)} devices"
+            f"config.track={resolved.track}: {min(others)} keeps one record in a process, so that "
+            "runs that train together can't use it; take tensorboard"
         )
+    groups, devices = resolved.mesh.seeds, jax.devices()
     if groups == 1:
         return changes, [None]
+    if len(devices) % groups:
+        raise UserError(f"config.mesh.seeds={groups}: does not divide the {len(devices)} devices")
     size = len(devices) // groups
-    parts = [devices[first : first + size] for first in range(0, len(devices), size)]
+    # As many runs in each group. Fewer runs than groups, such as the last ones of a sweep, leave
+    # devices idle.
+    used = math.gcd(groups, count)
+    if used < groups:
+        say(f"config.mesh.seeds={groups}: {count} runs are divided over {used} groups of devices")
+    parts = [devices[first : first + size] for first in range(0, used * size, size)]
     return [*changes, ("mesh.seeds", 1)], parts
+
+
+def _checked_members(members: Iterable[Member | tuple]) -> list[Member]:
+    """Raises UserError for what are not (workdir, overrides), or for two with one workdir."""
+    members = [*members]
+    if not members or any(not isinstance(each, tuple) or len(each) < 2 for each in members):
+        raise UserError("train_together takes one or more pairs (workdir, overrides)")
+    checked = [Member(*each) for each in members]
+    folders = [str(member.workdir).rstrip("/") for member in checked]
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise UserError(f"train_together: two runs have the workdir {twice[0]}")
+    return checked
 
 
 def _pairs(overrides: Overrides) -> list[tuple[str, Any]]:
@@ -276,12 +296,13 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any]]:
 def _check_same(runs: list[spec.RunSpec]) -> None:
     """Raises UserError if configs differ in more than their seeds and learning rates."""
     first, *others = [dict(configs.flat(run.config)) for run in runs]
-    for run, other in zip(runs[1:], others):
+    names = together.short_names([run.workdir for run in runs])
+    for name, other in zip(names[1:], others):
         for key in {**first, **other}:
             if first.get(key) != other.get(key) and key not in OWN_KEYS:
                 raise UserError(
-                    f"--together: {run.workdir.name} has config.{key}={other.get(key)!r}, "
-                    f"{runs[0].workdir.name} {first.get(key)!r}; only seeds and "
+                    f"--together: {name} has config.{key}={other.get(key)!r}, "
+                    f"{names[0]} {first.get(key)!r}; only seeds and "
                     "config.optimizer.learning_rate may differ"
                 )
 
@@ -303,26 +324,30 @@ def _check_shapes(tasks: list) -> None:
 
 def _check_together(workdir: pathlib.Path | Path) -> None:
     """Raises UserError if a run has trained alone."""
-    steps = [path for path in _entries(workdir / "checkpoints") if path.name.isdecimal()]
-    if steps and not (workdir / _TOGETHER).is_file():
+    if _has_trained(workdir) and not (workdir / _TOGETHER).is_file():
         raise UserError(
             f"--together: {workdir} has trained alone, and would go on with other rounding; leave "
             "out --together, or take another folder"
         )
 
 
-def _entries(folder: pathlib.Path | Path) -> list:
-    return [*folder.iterdir()] if folder.is_dir() else []
-
-
-def _check_alone(workdir: pathlib.Path | Path) -> None:
-    """Raises UserError if a run trains together with others."""
+def _leave_others(workdir: pathlib.Path | Path) -> None:
+    """Raises UserError if a run has trained together with others."""
     mark = workdir / _TOGETHER
-    if mark.is_file():
+    if not mark.is_file():
+        return
+    if _has_trained(workdir):
         raise UserError(
             f"--workdir={workdir}: trains together with others "
             f"({', '.join(json.loads(mark.read_text()))}); go on with --together"
         )
+    mark.unlink()  # that start was refused or stopped before its first checkpoint
+
+
+def _has_trained(workdir: pathlib.Path | Path) -> bool:
+    """Returns whether a run has a checkpoint."""
+    folder = workdir / "checkpoints"
+    return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
 
 
 def _with_rows(config, overrides: Overrides, data: Mapping[str, Any] | None) -> Overrides:

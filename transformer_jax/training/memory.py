@@ -87,10 +87,10 @@ def line(error: BaseException, activity: str, use: str, remedies: str) -> str:
     return "; ".join(part for part in (f"{start}: {request}", use, remedies) if part)
 
 
-def training_remedies(config: ConfigDict) -> str:
-    """Returns a text with the flags to try in training, in order."""
+def training_remedies(config: ConfigDict, runs: int = 1) -> str:
+    """Returns a text with what to try in training, in order; `runs` train together."""
     train = config.train
-    flags = []
+    flags = [f"fewer runs together (now {runs})"] if runs > 1 else []
     accumulation = _next_accumulation(train)
     if accumulation:
         flags.append(
@@ -139,10 +139,13 @@ _ACTIVITIES = (
 
 
 @contextlib.contextmanager
-def explained(task, program) -> Iterator[None]:
-    """In the context, turns an out-of-memory error in training into a one-line RunError."""
+def explained(task, program, runs: int = 1) -> Iterator[None]:
+    """In the context, turns an out-of-memory error in training into a one-line RunError.
+
+    `runs` is the number of runs that train together.
+    """
     try:
-        _check_host(program)
+        _check_host(program, runs)
         yield
     except Exception as error:
         if isinstance(error, RunError) or not ran_out(error):
@@ -151,12 +154,12 @@ def explained(task, program) -> Iterator[None]:
         # If the compilation itself ran out of memory, `_use` must not compile again.
         compiled = activity == "in an update" and "compil" not in str(error)
         use = _use(program, compiled)
-        remedies = training_remedies(task.config)
+        remedies = training_remedies(task.config, runs)
         raise RunError(line(error, activity, use, remedies)) from None
 
 
-def _check_host(program) -> None:
-    """Raises MemoryError if the devices are CPUs and the host can't hold their state.
+def _check_host(program, runs: int) -> None:
+    """Raises MemoryError if the devices are CPUs and the host can't hold the states of the runs.
 
     Linux overcommits memory: it would grant the request, and kill the process without a message
     when the process writes to the memory.
@@ -167,7 +170,7 @@ def _check_host(program) -> None:
     available = host_memory()
     index = jax.process_index()
     num_local = sum(local.process_index == index for local in program.mesh.devices.flat)
-    needed = sum(_state(program).values()) * num_local
+    needed = sum(_state(program).values()) * num_local * runs
     if device.platform == "cpu" and available and needed > available:
         raise MemoryError(f"Unable to allocate {needed} bytes")
 

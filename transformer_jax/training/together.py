@@ -26,7 +26,7 @@ from transformer_jax.pictures.progress import doing, say, speaking
 from transformer_jax.training import optimizer
 from transformer_jax.training import step as training_step
 from transformer_jax.training.stop import Stop, Watchdog
-from transformer_jax.training.trainer import Trainer, Updates, batch_shape
+from transformer_jax.training.trainer import SaveTimer, Trainer, Updates, batch_shape
 from transformer_jax.training.warm_start import Origin
 
 AXIS = "seeds"  # the mesh axis that divides the runs
@@ -43,30 +43,40 @@ class Member(NamedTuple):
 def run(members: Sequence[Member]) -> list[dict[str, float]]:
     """Trains the runs to their ends, and returns the scores of the last evaluation of each.
 
-    They resume from the newest step of which all unfinished ones have a checkpoint. A run that ends
-    early leaves the others to go on. Raises Preempted or Interrupted after a signal, when the
+    They resume from the newest step that all unfinished ones have saved. A run that ends early
+    leaves the others to go on. Raises Preempted or Interrupted after a signal, when the
     states of all runs are saved at the same step. Raises RunError, once all others have ended, for
     runs that could not go on.
     """
     trainers = [member.trainer for member in members]
+    names = dict(zip(trainers, short_names([trainer.workdir for trainer in trainers])))
     grace = trainers[0].config.train.grace
     with Stop(grace) as stop, contextlib.ExitStack() as saves, Watchdog(stop, grace) as watchdog:
         for trainer in trainers:
-            with _named(trainer):
+            with speaking(names[trainer]):
                 saves.enter_context(trainer.saving())
-        _align(trainers)
+        unfinished = [trainer for trainer in trainers if not trainer.is_over()]
+        _align(unfinished)
+        timer = SaveTimer(trainers[0].config.checkpoint.minutes, 0)
         batches = {
             trainer: saves.enter_context(
                 contextlib.closing(
                     trainer.batches(
-                        stop, watchdog, None, origin, recorded, shows_progress=not number
+                        stop,
+                        watchdog,
+                        None,
+                        origin,
+                        recorded,
+                        timer=timer,
+                        # One of the runs shows how far all are.
+                        shows_progress=trainer in unfinished[:1],
                     )
                 )
             )
-            for number, (trainer, origin, recorded) in enumerate(members)
+            for trainer, origin, recorded in members
         }
         joint = JointStep(trainers)
-        lockstep = _Lockstep(batches, Updates(joint, joint, watchdog))
+        lockstep = _Lockstep(batches, Updates(joint, joint, watchdog), names)
         with doing("training"):
             lockstep.run()
     if lockstep.errors:
@@ -75,24 +85,30 @@ def run(members: Sequence[Member]) -> list[dict[str, float]]:
     return [trainer.scores for trainer in trainers]
 
 
-def _named(trainer: Trainer) -> contextlib.AbstractContextManager:
-    return speaking(trainer.workdir.name)
+def short_names(workdirs: Sequence) -> list[str]:
+    """Returns the last parts of paths, as few as tell them apart."""
+    parts = [str(workdir).rstrip("/").split("/") for workdir in workdirs]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len({*names}) == len(names):
+            break
+    return names
 
 
 def _align(trainers: Sequence[Trainer]) -> None:
-    """Makes the unfinished runs resume at the newest step of which all have a checkpoint.
+    """Makes unfinished runs that were killed in the middle of a save resume at the same step.
 
-    One of them may have saved a later step before the process was killed. Its update would be
-    computed in another program than that of the others, and bits might differ. Where there is no
-    such step, because a run that could not go on has fallen behind, each resumes from its own.
+    Some have then saved a step that the others have not. They go back by one checkpoint, because
+    batches of other steps may have other shapes, whose updates are other programs, with other bits.
+    A run that could not go on may be further behind. Each then resumes from its own newest step, as
+    too much would be lost.
     """
-    steps = [trainer.saved_steps() for trainer in trainers if not trainer.is_over()]
-    common = set.intersection(*map(set, steps)) if steps else set()
-    if not common:
-        return
-    for trainer in trainers:
-        if not trainer.is_over():
-            trainer.discard_after(max(common))
+    steps = [trainer.saved_steps() or [0] for trainer in trainers]
+    first = min((own[-1] for own in steps), default=0)
+    ahead = [own for own in steps if own[-1] > first]
+    if all(own[-2:-1] == [first] for own in ahead):
+        for trainer in trainers:
+            trainer.discard_after(first)
 
 
 class _Lockstep:
@@ -102,35 +118,48 @@ class _Lockstep:
       errors: the errors of the runs that could not go on.
     """
 
-    def __init__(self, batches: dict[Trainer, Iterator[dict]], updates: Updates):
+    def __init__(
+        self, batches: dict[Trainer, Iterator[dict]], updates: Updates, names: dict[Trainer, str]
+    ):
         self._batches = batches
         self._updates = updates
+        self._names = names
+        self._started: set[Trainer] = set()
         self._waiting: dict[Trainer, dict] = {}  # the batch of the next update of each
         self.errors: dict[Trainer, RunError] = {}
 
     def run(self) -> None:
-        advanced = [*self._batches]
-        while advanced:
-            for number, trainer in enumerate(advanced):
+        advancing = [*self._batches]
+        while advancing:
+            for number, trainer in enumerate(advancing):
                 try:
                     self._advance(trainer)
                 except (Preempted, Interrupted) as error:
-                    self._stop(advanced[:number], advanced[number + 1 :], error)
+                    self._stop(advancing[:number], advancing[number + 1 :], error)
                     raise
-            advanced = [*self._waiting]
-            if advanced:
-                self._updates(advanced, [*self._waiting.values()])
+            self._compute()
+            advancing = [*self._waiting]
+
+    def _compute(self) -> None:
+        """Computes the next update of each run."""
+        waiting = self._waiting
+        if len({*map(batch_shape, waiting.values())}) == 1:
+            self._updates([*waiting], [*waiting.values()])
+            return
+        # One after another, because each combination of shapes would be a program of its own.
+        for trainer, batch in waiting.items():
+            self._updates([trainer], [batch])
 
     def _advance(self, trainer: Trainer) -> None:
         """Lets a run do all that it does between two updates."""
         start = time.perf_counter()
+        self._started.add(trainer)
         batch = None
-        with _named(trainer):
+        with speaking(self._names[trainer]):
             try:
                 batch = next(self._batches[trainer], None)
             except RunError as error:
-                self.errors[trainer] = error
-                say(f"{error}; the other runs go on")
+                self._fail(trainer, error)
         self._waiting.pop(trainer, None)
         # As with data, time counts as lost only if the devices have become idle meanwhile.
         for other in self._waiting:
@@ -139,28 +168,48 @@ class _Lockstep:
         if batch is not None:
             self._waiting[trainer] = batch
 
-    def _stop(self, before: Sequence[Trainer], after: Sequence[Trainer], error) -> None:
-        """Saves the other runs at the same step, after a run has stopped for a signal."""
-        for trainer in before:
-            with _named(trainer), contextlib.suppress(Preempted, Interrupted, StopIteration):
-                self._batches[trainer].throw(error)
-        for trainer in after:  # the next thing that they do is to look for the signal
-            with _named(trainer), contextlib.suppress(Preempted, Interrupted):
-                next(self._batches[trainer], None)
+    def _fail(self, trainer: Trainer, error: RunError) -> None:
+        self.errors[trainer] = error
+        say(f"{error}; the other runs go on")
+
+    def _stop(self, before: Sequence[Trainer], after: Sequence[Trainer], signal) -> None:
+        """Saves the other runs at the same step, after a run has stopped for a signal.
+
+        Those `before` it wait for their next update; those `after` it have still to look for the
+        signal.
+        """
+        for trainer in [*before, *after]:
+            batches = self._batches[trainer]
+            with (
+                speaking(self._names[trainer]),
+                contextlib.suppress(Preempted, Interrupted, StopIteration),
+            ):
+                try:
+                    if trainer not in self._started:
+                        batches.close()
+                    elif trainer in before:
+                        batches.throw(signal)
+                    else:
+                        next(batches)
+                except RunError as error:
+                    self._fail(trainer, error)
 
 
 # --------------------------------------------------------------- the program of all runs' updates
 
 
-def check(task, program) -> None:
-    """Raises UserError for a task whose update is not one program that can be mapped over runs."""
+def check(task, program, groups: int) -> None:
+    """Raises UserError for a task whose update is not one program that can be mapped over runs.
+
+    `groups` is the number of groups of devices.
+    """
     name = task.config.task.name
     if task.rollouts is not None:
         raise UserError(
             f"--together: config.task.name={name!r}: Python computes its rewards between two "
             "programs, so its seeds can't train as one; leave out --together"
         )
-    step = _mapped(task, program, program.mesh, way=_way(program))
+    step = _mapped(task, program, program.mesh, way=_way(program, groups))
     one = jax.eval_shape(_stacked, [(program.state, program.batch, _own(task.config))])
     try:
         jax.eval_shape(step, *one)
@@ -171,9 +220,10 @@ def check(task, program) -> None:
         ) from None
 
 
-def _way(program) -> str:
-    """Returns the way that is faster on the devices of a program."""
-    return "loop" if program.mesh.devices.flat[0].platform == "cpu" else "vmap"
+def _way(program, groups: int) -> str:
+    """Returns how to map over runs: what is faster, or over several groups what divides them."""
+    is_cpu = program.mesh.devices.flat[0].platform == "cpu"
+    return "loop" if is_cpu and groups == 1 else "vmap"
 
 
 def _mapped(task, program, mesh: Mesh, *, way: str, axis: str | None = None):
@@ -206,8 +256,7 @@ def _mapped(task, program, mesh: Mesh, *, way: str, axis: str | None = None):
 class JointStep:
     """The training steps of several runs in one program, (trainers, batches) -> new states.
 
-    Runs whose batches have different shapes, such as those of buckets by length, are computed one
-    after another.
+    All batches have the same shape.
     """
 
     def __init__(self, trainers: Sequence[Trainer], way: str = ""):
@@ -221,12 +270,10 @@ class JointStep:
         for trainer in trainers:
             meshes[trainer.program.mesh].append(trainer)
         self._groups = {mesh: _Group(group) for mesh, group in meshes.items()}
-        self._way = way or _way(self._program)
+        self._way = way or _way(self._program, len(meshes))
         self._step_on = functools.cache(self._jitted_on)
 
     def __call__(self, trainers: Sequence[Trainer], batches: Sequence[dict]) -> list:
-        if len({*map(batch_shape, batches)}) > 1:
-            return [self([trainer], [batch])[0] for trainer, batch in zip(trainers, batches)]
         if len(self._groups) == 1 or len(trainers) == 1:
             step = self._step_on(trainers[0].program.mesh)
             own = [self._own[trainer] for trainer in trainers]
@@ -289,6 +336,7 @@ class _Group:
 
     def __init__(self, trainers: Sequence[Trainer]):
         self._trainers = trainers
+        self._idle: dict[Trainer, tuple] = {}  # the state and batch in place of an ended run's
         program = trainers[0].program
         self._batch_sharding = program.batch_sharding
         self._replicated = NamedSharding(program.mesh, PartitionSpec())
@@ -308,16 +356,18 @@ class _Group:
 
     def stacked(self, batches: dict[Trainer, dict], own: dict[Trainer, Any]) -> tuple:
         """Returns the states, the batches and what is each run's own, (runs, ...)."""
-        # The devices of a run that has ended compute updates that are not used.
-        other = next(iter(batches))
-        states = [
-            trainer.state if trainer in batches else jax.device_put(other.state, self.shardings)
-            for trainer in self._trainers
-        ]
-        rows = [
-            batches.get(trainer) or jax.device_put(batches[other], self._batch_sharding)
-            for trainer in self._trainers
-        ]
+        states, rows = [], []
+        for trainer in self._trainers:
+            if trainer not in batches and trainer not in self._idle:
+                other = next(iter(batches))
+                self._idle[trainer] = (
+                    jax.device_put(other.state, self.shardings),
+                    jax.device_put(batches[other], self._batch_sharding),
+                )
+            # The devices of a run that has ended compute updates that are not used.
+            state, batch = self._idle.get(trainer) or (trainer.state, batches[trainer])
+            states.append(state)
+            rows.append(batch)
         each = [own[trainer] for trainer in self._trainers]
         return self._stack(states, rows, jax.device_put(each, self._replicated))
 

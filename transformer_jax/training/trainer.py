@@ -255,13 +255,14 @@ class Trainer:
         origin: Origin | None = None,
         recorded=None,
         *,
+        timer: "SaveTimer | None" = None,
         shows_progress: bool = True,
     ) -> Iterator[dict[str, jax.Array]]:
         """Yields the batch of each remaining update, and does all that a run does between them.
 
-        Before it takes the next batch, the caller computes the update and sets `state`. Other
-        arguments and errors are as in the function `run`. If the caller throws Preempted or
-        Interrupted instead, the state is saved.
+        Before it takes the next batch, the caller computes the update and sets `state`. If the
+        caller throws Preempted or Interrupted instead, the state is saved. Several runs that train
+        together share a `timer`. Other arguments and errors are as in the function `run`.
         """
         self._stop, self._watchdog = stop, watchdog
         self.clock = Clock()
@@ -269,7 +270,7 @@ class Trainer:
             self.state, self._totals = self._restored() or self._initial(origin)
         self.start = self.step = self._saved = int(self.state.step)
         self._announce(recorded)
-        self._timer = SaveTimer(self.config.checkpoint.minutes, self.start)
+        self._timer = timer or SaveTimer(self.config.checkpoint.minutes, self.start)
         with (
             Reporter(
                 self.workdir,
@@ -948,13 +949,23 @@ class SaveTimer:
         self._saved = self._checked = now()
         self._last_check = step
         self._next_check = step + 1
+        self._asked = step, False  # the latest step, and the answer
 
     def saved(self) -> None:
         """Restarts the timer. Call it whenever a checkpoint has been saved, for any reason."""
         self._saved = self._now()
 
     def due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after update number `step`."""
+        """Returns whether a checkpoint is due after update number `step`.
+
+        Asked again for the same step, it gives the same answer, so that several runs may share it.
+        """
+        if step == self._asked[0]:
+            return self._asked[1]
+        self._asked = step, self._is_due(step)
+        return self._asked[1]
+
+    def _is_due(self, step: int) -> bool:
         if not self._seconds or step < self._next_check:
             return False
         is_due = self._now() - self._saved >= self._seconds
@@ -1265,8 +1276,8 @@ def recorded_evaluations(
 def _recorded(path: pathlib.Path | buckets.Path, until: int) -> list[dict]:
     """Returns the lines of a metrics file up to a step, parsed."""
     recorded = []
-    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.is_file() else []
-    for line in lines:
+    text = path.read_bytes().decode(errors="replace") if path.is_file() else ""
+    for line in text.splitlines(keepends=True):
         # The last line that a killed run has written may be incomplete.
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if line.endswith("\n") and (values := json.loads(line))["step"] <= until:
