@@ -195,3 +195,4 @@ def test_train_takes_any_task(tmp_path):
     gpt = (*GPT, f"--workdir={tmp_path}/run")
     refused(here("train", *gpt, "--config.data.corpus="), "config.data")
     refused(here("train", *gpt, "--seeds=2", "--profile=1:2"), "without --seeds")
+    refused(here("train", *gpt, "--together"), "give the number of seeds too")

@@ -1,6 +1,7 @@
 """Several runs that train as one program: each is what it would be alone."""
 
 import functools
+import json
 import re
 import shutil
 
@@ -8,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from tests import programs
 from tests.conftest import build_gpt
 from tests.finetuning import examples
+from tests.layers.test_mup import TINY
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import all_lines
 from transformer_jax.config import Preempted, RunError, UserError
@@ -313,6 +316,22 @@ def test_a_run_in_a_bucket_resumes(config, gcs):
     together_in(folder, config, KEYS | {"train.num_steps": 2}, runs)
     scores = together_in(folder, config, KEYS | {"train.num_steps": 4}, runs)
     assert len(scores) == 2 and (folder / "seed-1" / "checkpoints" / "4").is_dir()
+
+
+@pytest.mark.full
+def test_the_command_line_prints_one_summary_and_goes_on(config, tmp_path):
+    keys = TINY | {"data.corpus": "", "data.tokenizer": "byte_bpe", "train.eval_every": 2}
+    keys |= {f"data.{name}": config.data[name] for name in ("train_files", "valid_files")}
+    words = ["--config=gpt/quickstart", f"--workdir={tmp_path / 'runs'}", "--seeds=2", "--together"]
+    words += [f"--config.{key}={value}" for key, value in keys.items()]
+    first = programs.call("train", *words)
+    summary = json.loads(first.stdout)
+    assert summary["seeds"] == 2 and len(summary["valid/loss"]["values"]) == 2
+    assert "seed-1: step 2  valid/accuracy" in first.stderr
+    again = programs.call("train", *words)
+    assert json.loads(again.stdout) == summary and "nothing to do" in again.stderr
+    alone = programs.call("train", *[word for word in words if word != "--together"])
+    assert alone.returncode == 2 and "go on with --together" in alone.stderr
 
 
 def test_mistakes_are_refused(whole, config, tmp_path):
