@@ -83,7 +83,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `__getat
     from transformer_jax.convert import write as to_hf
     from transformer_jax.laboratory.comparison import compare
     from transformer_jax.runs.open import load, open_run
-    from transformer_jax.runs.train import make_step, train
+    from transformer_jax.runs.train import make_step, train, train_together
     from transformer_jax.training.trainer import run
 
 # {name: (module, name in it)}. These are imported when they are used, because the command line must
