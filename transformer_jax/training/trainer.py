@@ -269,7 +269,8 @@ class Trainer:
         with doing("initializing or restoring the state"):
             self.state, self._totals = self._restored() or self._initial(origin)
         self.start = self.step = self._saved = int(self.state.step)
-        self._announce(recorded)
+        if shows_progress:  # of several runs, one says what holds for all
+            self._announce(recorded)
         self._timer = timer or SaveTimer(self.config.checkpoint.minutes, self.start)
         with (
             Reporter(
