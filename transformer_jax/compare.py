@@ -92,8 +92,6 @@ def main() -> None:
         options.better,
     )
     question.check()
-    if options.together and is_sequential:
-        raise UserError("--together: trains all pairs at once, and --until=decided one by one")
     named = arms.parse(cli.files(), options.arm, cli.overrides())
     asked = comparison.Comparison(
         tuple(arms.with_budget(named, options.budget)),

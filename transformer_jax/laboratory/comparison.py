@@ -186,7 +186,7 @@ class Comparison:
         The same call goes on after any stop, and trains no complete run again.
         """
         if self.together and self.question.until_decided:
-            raise UserError("together: trains all pairs at once, and until_decided one by one")
+            raise UserError("--together: trains all pairs at once, and --until=decided one by one")
         self.begin()
         # Each process of several holds only its part of a batch.
         common = self.common() if hosts.count() == 1 else []

@@ -235,10 +235,11 @@ class Sweep:
                 f"{workdir}: was trained to update {newest:,}, without an evaluation at "
                 f"{arm.updates:,}; take another folder"
             )
-        if self.together and not scores:
-            return None  # it diverged
+        if self.together and newest < arm.updates:
+            return None  # it diverged, as `train_together` has said
         try:
-            runs.train(seed, arm)
+            if not self.together:
+                runs.train(seed, arm)
         except RunError as error:
             # The rate at the upper end of a sweep is often too high. The other points go on.
             say(f"{error}; this point counts as the worst")

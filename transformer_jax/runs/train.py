@@ -206,9 +206,9 @@ def train_together(
             resolve(config, member.workdir, [*changed, *_pairs(member.overrides)])
             for member in members
         ]
-        _check_same(runs)
-        stop.grace = runs[0].config.train.grace
         names = together.short_names([run.workdir for run in runs])
+        _check_same(runs, names)
+        stop.grace = runs[0].config.train.grace
         for run in runs:
             _check_together(run.workdir)
         tasks = [run.task() for run in runs]
@@ -293,10 +293,9 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any]]:
     return [*(overrides.items() if isinstance(overrides, Mapping) else overrides)]
 
 
-def _check_same(runs: list[spec.RunSpec]) -> None:
+def _check_same(runs: list[spec.RunSpec], names: list[str]) -> None:
     """Raises UserError if configs differ in more than their seeds and learning rates."""
     first, *others = [dict(configs.flat(run.config)) for run in runs]
-    names = together.short_names([run.workdir for run in runs])
     for name, other in zip(names[1:], others):
         for key in {**first, **other}:
             if first.get(key) != other.get(key) and key not in OWN_KEYS:

@@ -523,8 +523,8 @@ class Program:
     def with_rate(self, config, task) -> "Program":
         """Returns the program of a config that differs in seeds and in its learning rate alone.
 
-        Its compiled steps are those of this program, which `training.together` does not use to
-        train.
+        The training step remains that of this program, with the old rate: `training.together` has a
+        step of its own, which takes the rate as an argument.
         """
         num_updates = config.train.num_steps * math.prod(task.passes)
         rate = optimizer.schedule(config.optimizer, num_updates)
