@@ -187,14 +187,13 @@ def flops_per_update(task, config) -> float:
 def described(run: pathlib.Path) -> dict:
     """Returns the size and the cost of a run, and the origin of its row."""
     from transformer_jax.data import tokenizers
-    from transformer_jax.planning import estimate
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
 
     config = spec.read(run).config
     task = make_task(config, run)
     return {
-        "parameters": estimate.parameters(task)["params"],
+        "parameters": task.parameter_counts()["params"],
         "updates": config.train.num_steps,
         "tflop": config.train.num_steps * flops_per_update(task, config) / 1e12,
         "minutes": json.loads((run.parent / "minutes.json").read_text()),

@@ -87,7 +87,6 @@ def pretrained(arguments, name: str) -> pathlib.Path:
 
 def measured(arguments, name: str) -> dict:
     """Returns the row of a variant."""
-    from transformer_jax.planning import estimate
     from transformer_jax.runs import spec
 
     variant = VARIANTS[name]
@@ -103,7 +102,7 @@ def measured(arguments, name: str) -> dict:
     config = spec.read(run).config
     return {
         "objective": name,
-        "parameters": estimate.parameters(spec.make_task(config, run))["params"],
+        "parameters": spec.make_task(config, run).parameter_counts()["params"],
         "updates": config.train.num_steps,
         "imdb": transfer.fine_tuned(options, arguments.data, name, case),
         "date": datetime.date.today().isoformat(),

@@ -119,7 +119,6 @@ def seconds_per_update(arguments) -> dict[str, float]:
 def measured(arguments, name: str, seconds: float) -> dict:
     """Returns the row of a translator, trained here unless its run is complete."""
     import transformer_jax
-    from transformer_jax.planning import estimate
     from transformer_jax.scores import predictions, texts
 
     num_steps = 2 if arguments.tiny else round(MINUTES * 60 / seconds)
@@ -134,7 +133,7 @@ def measured(arguments, name: str, seconds: float) -> dict:
     groups = np.digitize([len(source.split()) for source, _ in pairs], BOUNDS, right=True)
     return {
         "objective": name,
-        "parameters": estimate.parameters(task)["params"],
+        "parameters": task.parameter_counts()["params"],
         "updates": num_steps,
         "milliseconds_per_update": 1000 * seconds,
         "bleu": predictions.scores(measure, statistics)["bleu"],

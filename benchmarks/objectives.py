@@ -183,14 +183,13 @@ def described(run: pathlib.Path) -> dict:
     """Returns the size of a run's model, and the origin of its row."""
     from transformer_jax.corpora.python_library import PythonFunctions
     from transformer_jax.data import tokenizers
-    from transformer_jax.planning import estimate
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
 
     config = spec.read(run).config
     splits = itertools.chain.from_iterable(SPLITS.values())
     return {
-        "parameters": estimate.parameters(make_task(config, run))["params"],
+        "parameters": make_task(config, run).parameter_counts()["params"],
         "updates": config.train.num_steps,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),

@@ -54,7 +54,6 @@ def main() -> None:
 def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
     """Returns the row of a seed."""
     import transformer_jax
-    from transformer_jax.planning import estimate
 
     seed = NAMES.index(name)
     keys = dict.fromkeys(("train.seed", "data.seed", "source.seed"), seed)
@@ -71,7 +70,7 @@ def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
     contacts, params = transformer_jax.open_run(runs["contacts"])
     return {
         "objective": name,
-        "parameters": estimate.parameters(task)["params"],
+        "parameters": task.parameter_counts()["params"],
         "updates": task.config.train.num_steps,
         "minutes": minutes,  # of this start
         "ece": scores["ece"],

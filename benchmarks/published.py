@@ -212,7 +212,7 @@ def models() -> Iterator[Row]:
     """
     for model in MODELS:
         flags = "".join(f" --config.{key}={value}" for key, value in model.changes.items())
-        params = estimate.parameters(make_task(model.config, model.changes))["params"]
+        params = make_task(model.config, model.changes).parameter_counts()["params"]
         yield Row(model.name, params, model.params, f"configs/{model.config}{flags}", model.note)
 
 
@@ -234,7 +234,7 @@ YEARS = (
 def sizes() -> Iterator[tuple[str, float, int]]:
     """Yields (name, year of publication, parameters) of the largest model of each paper."""
     for name, config, year in YEARS:
-        yield name, year, estimate.parameters(make_task(config))["params"]
+        yield name, year, make_task(config).parameter_counts()["params"]
 
 
 def trainings() -> Iterator[Row]:
@@ -243,7 +243,7 @@ def trainings() -> Iterator[Row]:
     yield from _translation("Transformer big", "wmt/big.py", hours=3.5 * 24, printed="2.3e19")
     for model in MODELS:
         if model.flops:
-            params = estimate.parameters(make_task(model.config, model.changes))["params"]
+            params = make_task(model.config, model.changes).parameter_counts()["params"]
             yield Row(
                 f"{model.name}, 6ND",
                 6 * params * GPT3_TOKENS,
@@ -262,7 +262,7 @@ def trainings() -> Iterator[Row]:
 def _translation(name: str, config: str, hours: float, printed: str) -> Iterator[Row]:
     """Yields the figures of a model of Vaswani et al. 2017. `printed` is the published figure."""
     task = make_task(config)
-    params = estimate.parameters(task)["params"]
+    params = task.parameter_counts()["params"]
     flops, positions = estimate.training(task)
     yield Row(
         f"{name}, device hours",

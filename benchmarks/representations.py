@@ -196,14 +196,13 @@ def captions(data: pathlib.Path) -> dict:
 
 def described(run: pathlib.Path) -> dict:
     """Returns the size of a run on texts, and the origin of its row."""
-    from transformer_jax.planning import estimate
     from transformer_jax.runs import spec
     from transformer_jax.runs.spec import make_task
 
     config = spec.read(run).config
     task = make_task(config, run)
     return {
-        "parameters": estimate.parameters(task)["params"],
+        "parameters": task.parameter_counts()["params"],
         "updates": config.train.num_steps,
         "minutes": json.loads(run.with_suffix(".minutes").read_text()),
         "tokenizer": task.tokenizer.fingerprint(),

@@ -15,6 +15,7 @@ from transformer_jax import pictures
 from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
 from transformer_jax.pictures.attention_maps import Attended
+from transformer_jax.pictures.figure import drawing_version, style
 from transformer_jax.runs import spec
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import trainer
@@ -322,7 +323,7 @@ def runs(tmp_path_factory):
     ],
 )
 def test_the_command_draws(picture, family, arguments, runs, tmp_path):
-    path = tmp_path / "drawn.png"
+    path = tmp_path / ("drawn.gif" if picture == "animation" else "drawn.png")
     texts = runs["bert"] / "texts.tsv"
     texts.write_text("cat\ta\tthe cat sat\ncat\tb\ta dog, a cat\ncat\ta\ton the cat sat the cat\n")
     arguments = [argument.replace("@texts", str(texts)) for argument in arguments]
@@ -338,6 +339,33 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
     expected = b"GIF8" if picture == "animation" else b"\x89PNG"
     assert path.read_bytes()[:4] == expected and path.stat().st_size > 3000
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    "ending, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_a_picture_has_the_format_of_its_name(ending, start, tmp_path):
+    path = tmp_path / f"masks.{ending}"
+    done = call("draw", "masks", f"--output={path}", "--size=3.4,2.5", "--dpi=200")
+    assert done.returncode == 0, done.stderr
+    content = path.read_bytes()
+    # The version of the program that drew it, which tells whether it is out of date.
+    assert content.startswith(start) and drawing_version().encode() in content
+    if ending == "png":
+        with Image.open(path) as picture:
+            assert picture.size == (680, 500)
+
+
+def test_runs_differ_in_color_and_their_metrics_in_lines():
+    lines = [{"step": step, "train/loss": 1.0, "valid/loss": 2.0} for step in (1, 2)]
+    figure = pictures.curves({"a": lines, "b": lines}, {"loss": ("loss",)})
+    drawn = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(drawn) == {"a train/loss", "a valid/loss", "b train/loss", "b valid/loss"}
+    colors = {name: line.get_color() for name, line in drawn.items()}
+    assert colors["a train/loss"] == colors["a valid/loss"] != colors["b valid/loss"]
+    looks = {name: line.get_linestyle() for name, line in drawn.items()}
+    assert looks["a train/loss"] == looks["b train/loss"] != looks["a valid/loss"]
+    assert len({(style(n)["color"], style(n)["linestyle"]) for n in range(28)}) == 28
 
 
 def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
@@ -356,6 +384,10 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        (["masks", "--output=a.jpg"], ["a.jpg: a picture must end in .png, .svg, .pdf"]),
+        (["animation", "--workdir=@wmt", "--output=a.png"], ["an animation must end in .gif"]),
+        (["masks", "--size=3"], ["--size=3: must be WIDTH,HEIGHT in inches"]),
+        (["animation", "--workdir=@wmt", "--text=a", "--dpi=90"], ["--dpi: not for animation"]),
         ([], ["analogy, vectors, positions, masking, masks, result, confusion, curves"]),
         (["neighbours", "--workdir=@bert", "--layer=1"], ["--layer: needs --texts=..."]),
         (["analogy", "--workdir=@bert"], ["--words=man,king,woman or --analogies=FILE"]),
@@ -406,6 +438,6 @@ def test_the_command_refuses(arguments, words, runs, tmp_path):
         family = argument.partition("@")[2] or "gpt"
         flags.append(argument.replace(f"@{family}", str(runs[family])))
     if flags and not any("output" in argument for argument in flags):
-        flags.append(f"--output={tmp_path}/a.png")
+        flags.append(f"--output={tmp_path}/a.{'gif' if 'animation' in flags else 'png'}")
     refused(call("draw", *flags), *words)
-    assert not (tmp_path / "a.png").exists()
+    assert not list(tmp_path.glob("a.*"))

@@ -1,12 +1,17 @@
 """Progress without a terminal: plain lines, their metrics and the remaining time."""
 
+import io
 import math
+import re
+import sys
 import threading
 import time
 
 import pytest
+from rich.console import Console
 
 from tests.conftest import build_gpt
+from transformer_jax.cli import conversation
 from transformer_jax.config import UserError
 from transformer_jax.objectives.rollouts import Policy
 from transformer_jax.pictures import progress
@@ -61,6 +66,66 @@ def test_a_long_silence_is_explained(monkeypatch):
         assert training.wait(timeout=20)
     assert {*lines} == {"still compiling", "still training"}
     assert threading.active_count() == count
+
+
+def test_a_bar_shows_the_operation_and_its_seconds(monkeypatch):
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=110)
+    monkeypatch.setattr(progress, "console", console)
+    with progress.doing("training"), progress.Bar("training", 1200) as bar:
+        with progress.doing("compiling the training step"):
+            started = progress._doing[-1][1]
+            monkeypatch.setattr(time, "monotonic", lambda: started + 12.3)
+            bar.rich.refresh()
+            assert "compiling the training step 12 s" in shown.getvalue()
+        shown.truncate(0)
+        note = "loss 6.4049  best valid/bleu 92.1996  lr 2.00e-03  17,553 tokens/s  padding 4.3%"
+        bar.advance(600, note)
+        bar.rich.refresh()
+        last = shown.getvalue().rpartition("training")[2]
+        assert "600/1200" in last and "loss 6.4049  best valid/bleu 92.1996" in last
+        assert "compiling" not in last
+
+
+@pytest.mark.parametrize("columns", [40, 80, 110])
+def test_evaluations_are_a_table_whose_numbers_are_whole(monkeypatch, columns):
+    monkeypatch.setattr(progress, "width", lambda: columns)
+    names = [f"valid/{name}" for name in ("accuracy", "loss", "perplexity", "bleu", "chrf")]
+    tables = [
+        list(trainer.evaluation_lines(step, 1200, dict.fromkeys(names, value), is_best))
+        for step, value, is_best in ((5, 0.25, False), (1200, 1234.5, True))
+    ]
+    for lines, value in zip(tables, ("0.2500", "1234.5000")):
+        assert all(len(line) <= columns for line in lines)
+        assert re.findall(r"\d+\.\d+", " ".join(lines)) == [value] * 5
+    first, second = tables
+    columns_of = [[line.find("valid/") for line in lines][:5] for lines in tables]
+    assert columns_of[0] == columns_of[1][: len(first)]
+    assert first[0].startswith("step     5  ") and second[0].startswith("step 1,200  ")
+    assert second[-1].endswith("  best") and "best" not in first[-1]
+
+
+def test_typed_lines_are_answered_one_by_one(monkeypatch, capsys):
+    lines, batches = iter(["one", "no mask", "two"]), []
+
+    def typed(_prompt):
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+
+    def answer(texts):
+        batches.append([*texts])
+        if "no" in batches[-1][0]:
+            raise UserError("text 1: no [MASK] in it")
+        yield batches[-1][0].upper()
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", typed)
+    assert list(conversation.answers(None, answer)) == ["ONE", "TWO"]
+    assert batches == [["one"], ["no mask"], ["two"]]
+    error = capsys.readouterr().err
+    assert "Ctrl-D ends it" in error and "error: text 1: no [MASK]" in error
+    assert list(conversation.answers(["given", "two"], answer)) == ["GIVEN"]
 
 
 @pytest.mark.parametrize(

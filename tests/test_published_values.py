@@ -7,7 +7,6 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
-from transformer_jax.planning import estimate
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import step
 
@@ -60,7 +59,7 @@ PARAMETERS = {
 
 def parameters(config):
     """Returns the number of parameters of the model that a task trains."""
-    return estimate.parameters(make_task(config))["params"]
+    return make_task(config).parameter_counts()["params"]
 
 
 def assert_values(section, **expected):

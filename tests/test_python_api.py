@@ -93,6 +93,10 @@ def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     task, params = transformer_jax.open_run(tmp_path / "run", overrides={"decode.beam": 1})
     assert task.config.decode.beam == 1
     use, name = USES[family]
+    lines = repr(task).splitlines()
+    assert 4 <= len(lines) <= 6 and max(map(len, lines)) <= 100
+    assert f"task       {config.task.name}" in lines[0] and name in lines[-1]
+    assert f"{config.model.name}, {task.parameter_counts()['params']:,} parameters" in lines[1]
     use(task, params)
     with pytest.raises(TypeError, match="list of texts"):  # not as many texts as it has characters
         list(getattr(task, name)(params, "the cat [MASK]"))

@@ -17,6 +17,7 @@ import json
 from absl import flags
 
 from transformer_jax import cli
+from transformer_jax.cli.conversation import answers
 from transformer_jax.config import UserError
 
 
@@ -40,21 +41,22 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.data.sources.text_files import text_lines
-
     options = cli.FLAGS
     if not options.labels:
         raise UserError("--labels=... is missing: labels, separated by commas")
     task, params = cli.open_run("classify", "was fine-tuned on inference")
-    predictions = task.classify(
-        params,
-        options.text or text_lines("-"),
-        options.labels,
-        hypothesis_template=options.hypothesis_template,
-        multi_label=options.multi_label,
-        long=options.long,
-    )
-    for text, details in predictions:
+
+    def classify(texts):
+        return task.classify(
+            params,
+            texts,
+            options.labels,
+            hypothesis_template=options.hypothesis_template,
+            multi_label=options.multi_label,
+            long=options.long,
+        )
+
+    for text, details in answers(options.text, classify):
         print(json.dumps(details, ensure_ascii=False) if options.json else text, flush=True)
 
 

@@ -130,7 +130,7 @@ def _config_costs() -> None:
     run = resolve(cli.FLAGS.config, overrides=cli.overrides())
     num_steps, task = run.config.train.num_steps, run.task()
     flops, positions = estimate.training(task)
-    sizes = estimate.parameters(task)
+    sizes = task.parameter_counts()
     # The common rule of 6 FLOPs for each parameter and token (Kaplan et al. 2020, section 2.1), for
     # comparison. It leaves out the products of attention that grow with the length.
     six_nd = 6 * sizes["params"] * positions

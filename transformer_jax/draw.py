@@ -65,7 +65,17 @@ def define_flags() -> None:
     cli.define_commands(*_FLAGS)
     cli.define_workdir(multiple=True)
     cli.define_step()
-    flags.DEFINE_string("output", None, "File to write; default PICTURE.png, or animation.gif.")
+    flags.DEFINE_string(
+        "output",
+        None,
+        "File to write, *.png, *.svg or *.pdf; default PICTURE.png. An animation is a *.gif file.",
+    )
+    flags.DEFINE_list(
+        "size", [], "WIDTH,HEIGHT of the picture in inches; default: what suits its content."
+    )
+    flags.DEFINE_integer(
+        "dpi", 150, "Pixels of a PNG file in an inch.", lower_bound=20, upper_bound=1200
+    )
     flags.DEFINE_multi_string("text", [], "A text; for coreference, two or more.")
     flags.DEFINE_string(
         "target", None, "Translation of --text; default: the model's own translation."
@@ -125,6 +135,8 @@ def main() -> None:
     is_animated = picture == "animation"
     path = options.output or f"{picture}.{'gif' if is_animated else 'png'}"
     cli.check_output("output")
+    shape = {} if is_animated else {"size": _size(options), "dpi": options.dpi}
+    pictures.check_ending(path, is_animated)
     draw = {
         "attention": attention,
         "animation": animation,
@@ -140,14 +152,32 @@ def main() -> None:
         "curves": curves,
     }[picture]
     save = pictures.save_animation if is_animated else pictures.save
-    save(draw(options), path)
+    save(draw(options), path, **shape)
     print(path)
+
+
+def _size(options) -> tuple[float, float] | None:
+    """Returns the width and the height of --size in inches, or None."""
+    if not options.size:
+        return None
+    try:
+        width, height = map(float, options.size)
+    except ValueError:
+        width = height = 0.0
+    if not (0.5 <= width <= 100 and 0.5 <= height <= 100):
+        raise UserError(
+            f"--size={','.join(options.size)}: must be WIDTH,HEIGHT in inches, such as 3.4,2.5"
+        )
+    return width, height
 
 
 def _check_flags(options, picture: str) -> None:
     """Raises UserError for a flag that the picture does not take."""
     own = _FLAGS[picture]
-    for name in sorted({flag for names in _FLAGS.values() for flag in names} - set(own)):
+    # An animation has a size of its own.
+    own = own if picture == "animation" else (*own, "size", "dpi")
+    every = {flag for names in _FLAGS.values() for flag in names} | {"size", "dpi"}
+    for name in sorted(every - set(own)):
         if options[name].present:
             takes = ", ".join(f"--{flag}" for flag in (*own, "output"))
             raise UserError(f"--{name}: not for {picture}, which takes {takes}")

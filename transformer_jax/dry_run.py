@@ -64,22 +64,25 @@ def main() -> None:
 
 def _compile(run, devices) -> dict:
     """Compiles the update and the evaluations of a run, and returns their sizes."""
-    from transformer_jax.pictures.progress import say
+    from transformer_jax.pictures.progress import doing, never_silent, say
     from transformer_jax.planning import estimate, verdict
     from transformer_jax.training.step import Program
 
     config, task = run.config, run.task()
     program = Program.of(config, task, devices)
-    say("\n".join(estimate.table(program)))
-    estimated = estimate.estimate(config, task, program)
-    # If the compiler refused the update, the run does not fit. Compiling its evaluations would
-    # only take time.
-    evaluated = [] if estimated.refused else verdict.evaluations(config, task, program)
+    with never_silent():
+        with doing("compiling the update"):
+            estimated = estimate.estimate(config, task, program)
+        # If the compiler refused the update, the run does not fit. Compiling its evaluations would
+        # only take time.
+        with doing("compiling the evaluations"):
+            evaluated = [] if estimated.refused else verdict.evaluations(config, task, program)
     say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
+    say("\n".join(estimate.table(program)))
     if cli.FLAGS.topology and topology.is_gpu(cli.FLAGS.topology):
         say(topology.NOTE)
     return {
-        **estimate.parameters(task),
+        **task.parameter_counts(),
         "tokens_per_step": task.positions(0) * config.train.batch,
         "flops_per_step": estimated.flops,
         **_record(estimated),

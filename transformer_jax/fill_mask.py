@@ -11,6 +11,7 @@ import json
 from absl import flags
 
 from transformer_jax import cli
+from transformer_jax.cli.conversation import answers
 from transformer_jax.config import UserError
 
 
@@ -30,8 +31,6 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.data.sources.text_files import text_lines
-
     options = cli.FLAGS
     task, params = cli.open_run("fill", "fills masks")
     # Otherwise jax.lax.top_k would raise an error, which names no flag.
@@ -39,9 +38,12 @@ def main() -> None:
         raise UserError(
             f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens"
         )
-    texts = options.text or text_lines("-")
+
+    def fill(texts):
+        return task.fill(params, texts, options.top_k, long=options.long)
+
     write = _as_json if options.json else _as_lines
-    for masks in task.fill(params, texts, options.top_k, long=options.long):
+    for masks in answers(options.text, fill):
         print(write(masks), flush=True)
 
 

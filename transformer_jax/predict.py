@@ -31,6 +31,7 @@ import json
 from absl import flags
 
 from transformer_jax import cli
+from transformer_jax.cli.conversation import answers
 from transformer_jax.config import UserError
 
 # Only these keys may be overridden, because the others decide what the run has learned.
@@ -65,15 +66,16 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.data.sources.text_files import text_lines
-
     options = cli.FLAGS
     if options.glue or options.test_file or options.submission:
         _submit(options)
         return
     task, params = cli.open_run("predict", "was fine-tuned", ALLOWED)
-    lines = options.text or text_lines("-")
-    for text, details in task.predict(params, lines, long=options.long):
+
+    def predict(lines):
+        return task.predict(params, lines, long=options.long)
+
+    for text, details in answers(options.text, predict):
         print(json.dumps(details, ensure_ascii=False) if options.json else text, flush=True)
 
 

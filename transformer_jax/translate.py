@@ -11,6 +11,7 @@ import sys
 from absl import flags
 
 from transformer_jax import cli
+from transformer_jax.cli.conversation import answers
 
 
 def define_flags() -> None:
@@ -47,8 +48,12 @@ def main() -> None:
     cli.check_output("attention")
     task, params = cli.open_run("translate", "translates")
     first_line, first_translation = [], None
-    translated = task.translate(params, _lines(first_line), options.n_best, long=options.long)
-    for number, hypotheses in enumerate(translated):
+
+    def translate(lines):
+        return task.translate(params, _kept(lines, first_line), options.n_best, long=options.long)
+
+    lines = None if sys.stdin.isatty() else _stdin()
+    for number, hypotheses in enumerate(answers(lines, translate)):
         for text, score in hypotheses:
             print(_line(number, text, score), flush=True)
         if first_translation is None:
@@ -65,8 +70,16 @@ def _line(number: int, text: str, score: float) -> str:
     return f"{score:.4f}\t{text}" if cli.FLAGS.scores else text
 
 
-def _lines(first_line: list[str]):
-    """Yields the lines of stdin, and appends the first one to `first_line`.
+def _kept(lines, first_line: list[str]):
+    """Yields the lines, and appends the first one to `first_line`, if that is empty."""
+    for line in lines:
+        if not first_line:
+            first_line.append(line)
+        yield line
+
+
+def _stdin():
+    """Yields the lines of stdin, and shows their progress.
 
     The progress bar has a total only if stdin is a file, whose size is known.
     """
@@ -77,8 +90,6 @@ def _lines(first_line: list[str]):
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
     with Bar("translating (bytes)", size) as bar:
         for line in text_lines("-"):
-            if not first_line:
-                first_line.append(line)
             yield line
             # 1 more for the line end, so that the bar reaches the size of the file.
             bar.advance(len(line.encode()) + 1)

@@ -13,7 +13,6 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.families.vit import ViT
 from transformer_jax.layers import patches
-from transformer_jax.planning import estimate
 from transformer_jax.runs.spec import make_task
 
 KEYS = {key: value for key, value in MODEL.items() if key != "name"}
@@ -106,7 +105,7 @@ def test_published_numbers_of_parameters(shape):
     labels = tuple(map(str, range(1000)))
     overrides = {"task.labels": labels, "task.hidden_head": False}
     config = configs.load(CONFIGS / f"vit/vit.py:{shape}", overrides)
-    assert estimate.parameters(make_task(config))["params"] == PUBLISHED[shape]
+    assert make_task(config).parameter_counts()["params"] == PUBLISHED[shape]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_an_unknown_chip_has_no_roofline(gpt):
     *inputs, measured = gpt
     assert measured.chip is measured.fits is measured.roofline is measured.mfu is None
     assert sum(measured.consumers.values()) == pytest.approx(measured.arguments, rel=0.01)
-    assert "not known" in verdict.lines(*inputs, measured)[-1]
+    assert "not known" in verdict.lines(*inputs, measured)[0]
 
 
 def on_chip(measured, chip):
@@ -105,7 +105,7 @@ def test_advice_where_a_program_does_not_fit(gpt):
         and "more chips" not in text
     )
     smaller_chip = verdict.lines(*inputs, on_chip(measured, dataclasses.replace(SMALL, memory=1e3)))
-    assert "more chips: parameters and optimizer state alone" in smaller_chip[-1]
+    assert "more chips: parameters and optimizer state alone" in "\n".join(smaller_chip[:8])
 
 
 def test_the_roofline_of_a_program_that_fits(gpt):

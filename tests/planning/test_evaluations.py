@@ -63,11 +63,12 @@ def test_the_verdict_includes_the_evaluations():
         return verdict.fits(on_chip(update, chip), each), "\n".join(lines)
 
     fits, text = verdict_on(1)
-    assert fits and text.endswith(
-        "it fits: 0.8 of the 1.0 GB of a small chip, in an evaluation (a)"
+    # The verdict comes first, and then what would help.
+    assert fits and text.startswith(
+        "it fits: 0.8 of the 1.0 GB of a small chip, in an evaluation (a)\n"
     )
     fits, text = verdict_on(0.5)
     assert not fits and "(a) needs 0.8 GB, an update 0.2 GB; a small chip has 0.5 GB" in text
-    assert text.endswith("what would help:\n  --config.decode.batch=8")
+    assert text.partition("\n")[2].startswith("what would help:\n  --config.decode.batch=8\n")
     fits, text = verdict_on(0.1)
     assert not fits and "--config.train.accumulation=4" in text and "decode.batch" in text

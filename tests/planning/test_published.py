@@ -69,11 +69,11 @@ def test_the_notes_are_true():
 
     def count(file, vocab):
         config = configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))])
-        return estimate.parameters(make_task(config))["params"]
+        return make_task(config).parameter_counts()["params"]
 
     assert published.rounded(count("wmt/base.py", 40_700), "65M") == "65M"
     assert published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
-    large = estimate.parameters(make_task(configs.load(str(CONFIGS / "bert/large.py"))))
+    large = make_task(configs.load(str(CONFIGS / "bert/large.py"))).parameter_counts()
     assert (
         published.rounded(large["params_encoder"], "335.1M"),
         published.rounded(large["params"], "336.2M"),
@@ -99,7 +99,7 @@ def test_counts_are_those_of_the_arrays_and_the_loop(tiny, tmp_path):
         tmp_path, train__num_steps=20, train__batch=8, train__first_batch=2, train__ramp_steps=10
     )
     task = make_task(config)
-    assert estimate.parameters(task)["params"] == sum(
+    assert task.parameter_counts()["params"] == sum(
         leaf.size for leaf in jax.tree.leaves(step.init_params(task))
     )
     rows = sum(task.rows().train.size(step) for step in range(20))

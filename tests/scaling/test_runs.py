@@ -60,7 +60,7 @@ def measured_by_law(file, folder, names):
         config = configs.load(f"{file}:{name}")
         task = make_task(config)
         flops, tokens = estimate.training(task)
-        params = estimate.parameters(task)["params"]
+        params = task.parameter_counts()["params"]
         steps = config.train.num_steps
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(
@@ -163,7 +163,7 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     task = make_task(config)
     assert (
         (run.flops, run.tokens) == estimate.training(task)
-        and run.params == estimate.parameters(task)["params"]
+        and run.params == task.parameter_counts()["params"]
         and 0 < run.loss < 10
     )
     assert run.curve[:, 0] == pytest.approx(run.flops * np.array([1, 3, 5]) / 6)

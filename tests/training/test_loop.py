@@ -1,6 +1,7 @@
 """The loop: exact resume, its files, and its errors."""
 
 import json
+import re
 import shutil
 import time
 
@@ -139,6 +140,19 @@ def test_the_files_of_a_run(tiny, tmp_path, capsys, monkeypatch, drawn):
     error = capsys.readouterr().err
     for words in ("step 4/12", "tokens/s", "padding", "first step after"):
         assert words in error
+    said = error.splitlines()
+    for pattern in (
+        r"task       translation with the model encoder_decoder: [\d,]+ parameters",
+        r"devices    \d x cpu",
+        r"an update  \d+ rows, \d+ target positions",
+        r"updates    1 to 12, in .*run",
+        r"evaluated  valid every 4 updates, best by valid/loss",
+        r"done       update 12 of 12 after .* minutes, [\d,]+ tokens in all",
+        rf"best       valid/loss \d\.\d+ at step {best}$",
+        r"curves     .*curves.png",
+        r"next       python -m transformer_jax.translate --workdir=.*",
+    ):
+        assert sum(bool(re.match(pattern, line)) for line in said) == 1, pattern
 
 
 @pytest.mark.full

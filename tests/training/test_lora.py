@@ -223,7 +223,7 @@ def test_dry_run_counts_optimizer_state_and_gradients_of_adapters_alone(base, tm
     assert whole.consumers["optimizer state"] > 2 * params
     assert adapters.consumers["optimizer state"] < 0.05 * params
     assert whole.temporaries - adapters.temporaries > 0.5 * params
-    numbers = estimate.parameters(task)
+    numbers = task.parameter_counts()
     of_adapters = [
         x for name, x in tensors_by_name(program.state.params).items() if "_lora_" in name
     ]

@@ -1,7 +1,8 @@
-"""Conversations on the command line, and output that is shown while a model generates it."""
+"""Conversations and answers on the command line, and output shown while a model generates it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from transformer_jax.config import UserError
 
@@ -47,9 +48,46 @@ class Streamed:
         return max(lengths, default=0)
 
 
-# --------------------------------------------------- a conversation in a terminal, or through pipes
+# ---------------------------------------------- lines that are typed into a terminal, and answers
 
 _PROMPT = "> "
+
+
+def typed(what: str) -> Iterator[str]:
+    """Yields the lines that are typed into a terminal, until Ctrl-D. `what` introduces them."""
+    from transformer_jax.pictures.progress import say
+
+    say(f"{what}; Ctrl-D ends it")
+    while True:
+        try:
+            yield input(_PROMPT if sys.stdout.isatty() else "")
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+def answers(
+    texts: Iterable[str] | None, answer: Callable[[Iterable[str]], Iterable[Any]]
+) -> Iterator[Any]:
+    """Yields `answer(texts)`, by default of the lines of stdin.
+
+    In a terminal, each line is answered as soon as it is typed, and an error in a line does not end
+    the program. Elsewhere, lines are answered in batches.
+    """
+    from transformer_jax.data.sources.text_files import text_lines
+    from transformer_jax.pictures.progress import say
+
+    if texts or not sys.stdin.isatty():
+        yield from answer(texts or text_lines("-"))
+        return
+    for line in typed("type a line"):
+        try:
+            yield from answer([line])
+        except UserError as error:
+            say(f"error: {error}")
+
+
+# --------------------------------------------------- a conversation in a terminal, or through pipes
 
 
 def first_messages(system: str | None) -> list[dict]:
@@ -89,13 +127,7 @@ def hold(task, params, system: str | None, settings: dict) -> None:
 def _talk(reply: Callable, stop) -> None:
     from transformer_jax.pictures.progress import say
 
-    say("a conversation; Ctrl-D ends it")
-    while True:
-        try:
-            text = input(_PROMPT)
-        except EOFError:
-            print()
-            return
+    for text in typed("a conversation"):
         if text.strip():
             show = Streamed(stop)
             try:

@@ -7,15 +7,19 @@ that a task can be added without a change to the loop.
 import abc
 import copy
 import functools
+import inspect
+import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.layers import mup
+from transformer_jax.layers import mup, parameters
 from transformer_jax.losses import Metrics
 
 Params = Any  # a tree of arrays
@@ -210,6 +214,23 @@ class Objective(abc.ABC):
             raise UserError(f"config.optimizer.base={widths}: {error}") from None
         return base
 
+    def parameter_counts(self) -> dict[str, int]:
+        """Returns the number of parameters, without rows that only pad a vocabulary.
+
+        Keys are those of the output of `dry_run`: "params", for a model with pre-training heads
+        also "params_heads" and "params_encoder", and if some parameters are frozen
+        "params_trained".
+        """
+        params = nn.unbox(self.param_shapes)
+        counts = {"params": _size(params) - self.model.num_padding()}
+        if heads := [name for name in self.model.heads if name in params]:
+            counts["params_heads"] = sum(_size(params[name]) for name in heads)
+            counts["params_encoder"] = counts["params"] - counts["params_heads"]
+        trained, frozen = parameters.split(params, lambda path: self.group(path) is None)
+        if frozen:
+            counts["params_trained"] = _size(trained)
+        return counts
+
     @abc.abstractmethod
     def rows(self) -> Rows:
         """Returns the rows of all splits. The first call builds them."""
@@ -283,6 +304,10 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def positions(self, row_shape: int) -> int:
         """Returns the number of target positions of a row, padding included."""
+
+
+def _size(tree: Params) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -380,6 +405,35 @@ class Task(Pretrained, OnPolicy, Objective):
     The training loop, the evaluations and the programs use a task through these three contracts
     only.
     """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # Otherwise the decorator of a dataclass would define one that prints the whole config.
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Task.__repr__
+
+    def __repr__(self) -> str:
+        """Returns a few lines: the task, its model with its size, its tokenizer and its uses."""
+        config, tokenizer = self.config, self.tokenizer
+        lines = [
+            f"task       {config.task.name} ({type(self).__name__})",
+            f"model      {config.model.name}, {self.parameter_counts()['params']:,} parameters",
+        ]
+        if tokenizer is not None:
+            lines.append(f"tokenizer  {type(tokenizer).__name__}, {tokenizer.vocab_size:,} tokens")
+        uses = [name for name in dir(type(self)) if self._is_use(name)]
+        text = f"methods    {', '.join(uses)}"
+        return "\n".join([*lines, *textwrap.wrap(text, 100, subsequent_indent=" " * 11)])
+
+    def _is_use(self, name: str) -> bool:
+        """Whether a method is for those who use a trained run, `method(params, ...)`."""
+        # That of the class is looked at first, so that no property is computed.
+        method = None if name.startswith("_") else getattr(type(self), name)
+        if hasattr(Task, name) or not (
+            inspect.isfunction(method) and callable(getattr(self, name))
+        ):
+            return False
+        return [*inspect.signature(method).parameters][1:2] == ["params"]
 
     @classmethod
     def missing(cls) -> list[str]:

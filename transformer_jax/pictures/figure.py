@@ -1,5 +1,7 @@
 """What all figures share: creation, titles, and saving as PNG files and as animations."""
 
+import functools
+import hashlib
 import io
 import pathlib
 import textwrap
@@ -15,26 +17,81 @@ if TYPE_CHECKING:  # slow to import, and a program may draw nothing
 WEIGHT_COLOURS = "Blues"  # of attention weights and shares, since zero is white in it
 
 
+# Colors that people with any kind of color vision tell apart (Wong 2011, Nature Methods), and
+# markers that differ without them.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*"
+LINES = ("-", "--", "-.", ":")
+
 _FORMATS = (".png", ".svg", ".pdf")
+_DPI = 150
 
 
-def save(figure: "Figure", path: str | pathlib.Path | buckets.Path) -> None:
+def style(number: int) -> dict[str, str]:
+    """Returns the color, the marker and the line of the thing with this number in a figure.
+
+    The first 28 differ in color or in line.
+    """
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number // len(COLORS) % len(LINES)],
+    }
+
+
+def save(
+    figure: "Figure",
+    path: str | pathlib.Path | buckets.Path,
+    *,
+    size: tuple[float, float] | None = None,
+    dpi: float = _DPI,
+) -> None:
     """Writes the figure to a file on a disk or in a bucket, in the format that its ending names.
 
-    The endings are .png, .svg and .pdf; without one, it is a PNG file. The file appears as a whole
-    or not at all. Raises UserError for another ending, or if the file cannot be written.
+    The endings are .png, .svg and .pdf; without one, it is a PNG file. `size` is its width and
+    height in inches, by default what suits its content, and `dpi` its resolution. The file appears
+    as a whole or not at all. Raises UserError for another ending, or if the file cannot be written.
     """
     path = buckets.path(path)
+    check_ending(path)
     ending = path.suffix.lower()
-    if ending and ending not in _FORMATS:
-        raise UserError(f"{path}: a picture must end in {', '.join(_FORMATS)}")
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=120, format=ending.removeprefix(".") or "png")
+    if size:
+        figure.set_size_inches(size)
+    figure.savefig(
+        drawn, dpi=dpi, metadata=_version(ending), format=ending.removeprefix(".") or "png"
+    )
     if not isinstance(path, pathlib.Path):
         path.write_bytes(drawn.getvalue())  # writes to an object in a bucket are atomic
         return
     with buckets.writing(path), buckets.appearing(path) as temporary:
         temporary.write_bytes(drawn.getvalue())
+
+
+def check_ending(path: str | pathlib.Path | buckets.Path, is_animated: bool = False) -> None:
+    """Raises UserError for the name of a file in a format that can't be written."""
+    formats = (".gif",) if is_animated else _FORMATS
+    ending = buckets.path(path).suffix.lower()
+    if ending and ending not in formats:
+        what = "an animation" if is_animated else "a picture"
+        raise UserError(f"{path}: {what} must end in {', '.join(formats)}")
+
+
+def _version(ending: str) -> dict[str, str]:
+    """Returns what a file says of the program that has drawn it, in the format of its ending."""
+    key = {".svg": "Creator", ".pdf": "Creator"}.get(ending, "Software")
+    return {key: f"transformer_jax.pictures {drawing_version()}"}
+
+
+@functools.cache
+def drawing_version() -> str:
+    """Returns a digest of the modules that draw, which shows whether a picture is out of date."""
+    folder = pathlib.Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        if path.name != "progress.py":  # it draws nothing
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 _GIF_COLOURS = 64  # of a frame; fewer would merge its inks
@@ -69,6 +126,7 @@ def save_animation(
             save_all=True,
             append_images=others,
             duration=durations,
+            comment=f"transformer_jax.pictures {drawing_version()}".encode(),
             loop=0,
             optimize=True,
         )

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
+from transformer_jax.pictures.figure import (
+    COLORS,
+    LINES,
+    WEIGHT_COLOURS,
+    new_figure,
+    style,
+    verbatim,
+)
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -29,6 +36,7 @@ _SCORES = {
     "exact match": ("exact_match", "best_exact_match"),
     "correlation": ("matthews", "pearson", "spearman"),
 }
+_MOST_MARKERS = 50  # of a line; more would cover it
 
 
 def curves(
@@ -42,8 +50,8 @@ def curves(
     `runs` maps the name of a run to the lines of its metrics.jsonl. `panels` maps the title of a
     panel to metrics, which may be given by the last part of their names. By default there are
     panels for losses, accuracies, the learning rate, norms and all evaluated scores. `against` is
-    "step" or a count in the lines, such as "train/tokens_total". If there are several runs, each
-    has a color, and its training metrics are dotted.
+    "step" or a count in the lines, such as "train/tokens_total". Several runs differ in color, and
+    the metrics of a run in their lines; the metrics of a single run differ in color.
     """
     panels = panels or _PANELS | _score_panels(runs.values())
     num_rows = -(-len(panels) // 2)
@@ -52,20 +60,22 @@ def curves(
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (panel, endings) in zip(grid.flat, panels.items()):
+        found = sorted({name for lines in runs.values() for name in _names(lines, endings)})
         for number, (run, lines) in enumerate(runs.items()):
             for name in _names(lines, endings):
                 x, y = _points(lines, name, against)
-                style = {}
+                look = style(number if len(runs) > 1 else found.index(name))
                 if len(runs) > 1:
-                    style["color"] = f"C{number % 10}"
-                    style["linestyle"] = ":" if name.startswith("train/") else "-"
+                    look["linestyle"] = LINES[found.index(name) % len(LINES)]
+                # Without markers, a score that was measured once would not be seen.
+                if len(x) >= _MOST_MARKERS:
+                    del look["marker"]
                 axes.plot(
                     x,
                     y,
                     label=verbatim(" ".join(filter(None, (run, name)))),
-                    # Without markers, a score that was measured once would not be seen.
-                    marker="." if len(x) < 50 else None,
-                    **style,
+                    markersize=4,
+                    **look,
                 )
         # Norms and perplexities may change by orders of magnitude, which a linear axis would hide.
         is_wide = panel == "norms" or panel == "perplexity" and _spans_decade(axes)
@@ -165,7 +175,7 @@ def model_sizes(models: Iterable[tuple[str, float, int]], title: str = "") -> "F
     figure = new_figure((9, 5.5), title)
     axes = figure.subplots()
     for name, year, parameters in models:
-        axes.semilogy(year, parameters, "o", color="C0")
+        axes.semilogy(year, parameters, "o", color=COLORS[0])
         label = f"{verbatim(name)}, {_rounded(parameters)}"
         axes.annotate(label, (year, parameters), (6, -3), textcoords="offset points", fontsize=9)
     axes.set(xlabel="year of publication", ylabel="parameters")

@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_jax.pictures.figure import new_figure, verbatim
+from transformer_jax.pictures.figure import COLORS, new_figure, style, verbatim
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
-
-# Colors that people with any kind of color vision tell apart (Wong 2011, Nature Methods), and
-# markers that differ without them.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vP*"
 
 
 def comparison(result: Mapping[str, Any], curves: Mapping[str, Sequence[list[dict]]]) -> "Figure":
@@ -38,7 +33,8 @@ def _forest(axes, result: Mapping[str, Any], score: str) -> None:
     rows = [row for row in result["differences"] if row["score"] == score]
     by_arm = result["scores"][score]
     for place, row in enumerate(rows):
-        color, marker = _style(1 + place)
+        look = style(1 + place)
+        color, marker = look["color"], look["marker"]
         pairs = np.subtract(by_arm[row["arm"]]["values"], by_arm[row["against"]]["values"])
         axes.plot(pairs, np.full(len(pairs), place - 0.18), ".", color=color, alpha=0.5)
         if row["low"] is not None:
@@ -70,25 +66,18 @@ def _curves(axes, curves: Mapping[str, Sequence[list[dict]]], score: str) -> Non
         if not steps:
             continue
         values = np.array([[each[step] for step in steps] for each in points])
-        color, marker = _style(number)
-        axes.plot(
-            steps,
-            values.mean(axis=0),
-            color=color,
-            marker=marker if len(steps) < 30 else None,
-            label=verbatim(name),
-        )
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2)
+        look = style(number)
+        if len(steps) >= 30:
+            del look["marker"]
+        axes.plot(steps, values.mean(axis=0), label=verbatim(name), **look)
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(steps, low, high, color=look["color"], alpha=0.2)
     axes.set_xlabel("update")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(verbatim(score))
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=8)
-
-
-def _style(number: int) -> tuple[str, str]:
-    return COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
 
 
 def sweep(result: Mapping[str, Any], keys: Sequence[str]) -> "Figure":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_jax.pictures.figure import new_figure, verbatim
+from transformer_jax.pictures.figure import new_figure, style, verbatim
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -180,7 +180,10 @@ def word_map(
     groups = groups or [""] * len(labels)
     for number, group in enumerate(dict.fromkeys(groups)):
         chosen = points[[each == group for each in groups]]
-        axes.scatter(*chosen.T, s=14, color=f"C{number % 10}", label=verbatim(group))
+        look = style(number)
+        axes.scatter(
+            *chosen.T, s=14, color=look["color"], marker=look["marker"], label=verbatim(group)
+        )
     if any(groups):
         axes.legend(fontsize=_FONT)
     first, second = (f"{share:.0%} of the variance" for share in shares)

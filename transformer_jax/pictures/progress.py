@@ -7,7 +7,16 @@ import time
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 # A notebook file stores its output, so it gets plain lines instead of a bar with all its states.
 _is_notebook = "ipykernel" in sys.modules
@@ -18,11 +27,18 @@ console = Console(stderr=True, highlight=False, soft_wrap=True, **_plain)
 
 _PACE_SECONDS = 60.0  # the pace is measured over the last one or two, because it may change
 _DRAW_SECONDS = 0.1  # between updates of a bar, because one may take longer than a unit of work
-
+_BAR_COLUMNS = 16  # few, because the numbers beside the bar say more
+_FILE_COLUMNS = 110
 
 _printed = time.monotonic()  # when a line was last printed, for `never_silent`
-_doing = ["starting"]  # a stack, because operations nest; the innermost one is named
+# (operation, when it began), a stack, because operations nest; the innermost one is named
+_doing = [("starting", time.monotonic())]
 _speaker = ""  # of several runs in one process, the one that lines are about
+
+
+def width() -> int:
+    """Returns the number of columns of a line: those of the terminal, or 110 without one."""
+    return console.width if console.is_terminal else _FILE_COLUMNS
 
 
 def say(text: str) -> None:
@@ -46,8 +62,8 @@ def speaking(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[None]:
-    """In the context, `never_silent` says that the program is doing `text`."""
-    _doing.append(text)
+    """In the context, the program is doing `text`, as a bar and `never_silent` say."""
+    _doing.append((text, time.monotonic()))
     try:
         yield
     finally:
@@ -67,7 +83,7 @@ def never_silent(seconds: float = 60.0) -> Iterator[None]:
         while not ended.wait(max(_printed + seconds - time.monotonic(), 0.0)):
             # Checked again, because a line may have been printed while this thread was waiting.
             if time.monotonic() - _printed >= seconds:
-                say(f"still {_doing[-1]}")
+                say(f"still {_doing[-1][0]}")
 
     # A daemon, because it must not keep a program alive that fails.
     thread = threading.Thread(target=watch, daemon=True)
@@ -77,6 +93,22 @@ def never_silent(seconds: float = 60.0) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+class _Operation(ProgressColumn):
+    """Names an operation within that of the bar, such as a compilation, and counts its seconds."""
+
+    def __init__(self):
+        super().__init__()
+        self._depth = len(_doing)
+
+    def render(self, _task) -> Text:
+        if len(_doing) <= self._depth:
+            return Text()
+        text, began = _doing[-1]
+        seconds = time.monotonic() - began
+        # A short one, such as the reading of a batch, would only flicker.
+        return Text(f"{text} {seconds:.0f} s") if seconds >= 1 else Text()
 
 
 class Bar:
@@ -95,13 +127,20 @@ class Bar:
         self.printed = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(_BAR_COLUMNS),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            _Operation(),
+            # On a narrow terminal, the end of the note is left out.
+            TextColumn(
+                "{task.fields[note]}",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
         )
         self.rich = (
-            Progress(*columns, console=console, transient=True) if console.is_terminal else None
+            Progress(*columns, console=console, transient=True, expand=True)
+            if console.is_terminal
+            else None
         )
         if self.rich:
             self.task = self.rich.add_task(title, total=total, completed=start, note="")

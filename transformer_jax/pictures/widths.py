@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_jax.pictures.figure import new_figure
-from transformer_jax.pictures.paired_runs import COLORS, MARKERS
+from transformer_jax.pictures.figure import COLORS, new_figure, style
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -61,14 +60,14 @@ def transfer(result: Mapping[str, Any]) -> "Figure":
             ]
             if not known:
                 continue
-            style = dict(color=COLORS[number % len(COLORS)], marker=MARKERS[number % len(MARKERS)])
+            look = style(number)
             rates = [rate for rate, _ in known]
-            axes.plot(rates, [np.mean(values) for _, values in known], label=str(width), **style)
+            axes.plot(rates, [np.mean(values) for _, values in known], label=str(width), **look)
             spread = [value for _, values in known for value in values]
             at = [rate for rate, values in known for _ in values]
-            axes.plot(at, spread, ".", color=style["color"], alpha=0.4)
+            axes.plot(at, spread, ".", color=look["color"], alpha=0.4)
             if best := own["best"][width]:
-                axes.plot(best["rate"], best["loss"], "*", color=style["color"], markersize=15)
+                axes.plot(best["rate"], best["loss"], "*", color=look["color"], markersize=15)
         axes.set_xscale("log", base=2)
         rates = result["rates"]
         axes.set_xticks(rates, [f"{rate:.2g}" for rate in rates], fontsize=8)

@@ -14,29 +14,10 @@ import jax.extend.core
 from transformer_jax import hardware
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Phase
-from transformer_jax.layers.parameters import names, split
+from transformer_jax.layers.parameters import names
 from transformer_jax.planning import hlo, topology
-from transformer_jax.training import step
 
-# --------------------------------------- parameters and FLOPs of a config, from shapes and formulas
-
-
-def parameters(task) -> dict[str, int]:
-    """Returns the number of parameters, without rows that only pad a vocabulary.
-
-    For a model with pre-training heads, the heads and the encoder are also counted separately. If
-    some parameters are frozen, the trained ones are counted, too.
-    """
-    params = step.abstract_params(task)
-    model = task.model
-    counts = {"params": _size(params) - model.num_padding()}
-    if heads := [name for name in model.heads if name in params]:
-        counts["params_heads"] = sum(_size(params[name]) for name in heads)
-        counts["params_encoder"] = counts["params"] - counts["params_heads"]
-    trained, unchanged = split(params, lambda path: task.group(path) is None)
-    if unchanged:
-        counts["params_trained"] = _size(trained)
-    return counts
+# -------------------------------------------------------------- FLOPs of a config, from formulas
 
 
 def training(task) -> tuple[float, int]:
@@ -56,10 +37,6 @@ def training(task) -> tuple[float, int]:
     flops = sum(task.flops(shape) * count for shape, count in enumerate(rows))
     positions = sum(task.positions(shape) * count for shape, count in enumerate(rows))
     return flops, positions
-
-
-def _size(tree) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 # -------------------------------------------------------- FLOPs of a function, counted in its jaxpr

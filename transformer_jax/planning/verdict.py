@@ -115,17 +115,17 @@ def fits(estimate: Estimate, evaluated: Sequence[Evaluated]) -> bool | None:
 def lines(
     config, task, program, estimate: Estimate, evaluated: Sequence[Evaluated] = ()
 ) -> list[str]:
-    """Returns the lines of the report, which ends with advice if the run does not fit."""
+    """Returns the lines of the report: the verdict, advice if the run does not fit, and figures."""
     helps = []
     # `is False`, because None means that it is not known.
     if fits(estimate, evaluated) is False:
         helps = advice(config, task, program, estimate, evaluated)
     return [
+        _verdict(estimate, evaluated),
+        *helps,
         *_memory(estimate),
         *_memory_of_evaluations(evaluated),
         *_speed(estimate),
-        _verdict(estimate, evaluated),
-        *helps,
     ]
 
 

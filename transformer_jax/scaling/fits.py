@@ -177,7 +177,7 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
         )
     task = make_task(config)
     law = parametric(runs)
-    params = estimate.parameters(task)["params"]
+    params = task.parameter_counts()["params"]
     flops, tokens = estimate.training(task)
 
     # Each bootstrap sample of the runs gives a law, and so a prediction. Its spread includes the

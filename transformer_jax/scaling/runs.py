@@ -88,7 +88,7 @@ def measured(folder: pathlib.Path | buckets.Path, files: spec.Files = NO_FILES) 
         return None
     return Run(
         folder.name,
-        estimate.parameters(make_task(config, folder))["params"],
+        make_task(config, folder).parameter_counts()["params"],
         logged[-1]["train/tokens_total"],
         logged[-1]["train/flops_total"],
         final_losses[-1],

@@ -147,6 +147,7 @@ class Trainer:
       state: the TrainState after that step.
       scores: the scores of the evaluation after that step; empty if there was none.
       ended: the reason why the run ends early, or None.
+      totals: the counts of its updates up to the latest progress line.
       clock: counts the seconds since the last progress line, by purpose.
       timed: the updates since then whose time says something about the speed.
     """
@@ -267,9 +268,10 @@ class Trainer:
         self._stop, self._watchdog = stop, watchdog
         self.clock = Clock()
         with doing("initializing or restoring the state"):
-            self.state, self._totals = self._restored() or self._initial(origin)
+            self.state, self.totals = self._restored() or self._initial(origin)
         self.start = self.step = self._saved = int(self.state.step)
-        if shows_progress:  # of several runs, one says what holds for all
+        self._speaks = shows_progress  # of several runs, one says what holds for all
+        if self._speaks:
             self._announce(recorded)
         self._timer = timer or SaveTimer(self.config.checkpoint.minutes, self.start)
         with (
@@ -283,6 +285,9 @@ class Trainer:
             Trace(self._reporter.folder, profile) as self._trace,
         ):
             yield from self._batches_of_updates()
+        if self._speaks and self.step > self.start:
+            for line in closing(self, self._reporter):
+                say(line)
 
     def _batches_of_updates(self) -> Iterator[dict[str, jax.Array]]:
         # Only process 0 has read metrics.jsonl.
@@ -322,7 +327,7 @@ class Trainer:
             self.scores = {}
             self._stop.due()
             if step == self.start + 1:
-                say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
+                self._say_first_step()
                 # The first progress line must not count the time of the start.
                 self.clock.lap()
             for hook in self._hooks:
@@ -344,6 +349,12 @@ class Trainer:
 
     def _is_due(self, every: int) -> bool:
         return self.step == self._num_steps or self.step % every == 0
+
+    def _say_first_step(self) -> None:
+        if self._speaks:
+            seconds = time.monotonic() - transformer_jax.STARTED
+            compiling = self.clock.spent("compile")
+            say(f"first step after {seconds:.1f} s, of which {compiling:.1f} s for compiling it")
 
     # ------------------------------------------------------------------- restoring or initializing
 
@@ -416,10 +427,15 @@ class Trainer:
         return initial_state(self.config, self.task, self.program, origin), dict(NO_TOTALS)
 
     def _announce(self, recorded) -> None:
-        """Prints warnings about intervals and warm-up, and the learning rate if it has changed."""
+        """Prints what is trained and on what, and warnings about intervals and warm-up.
+
+        Prints the learning rate, too, if it has changed.
+        """
         if self.start >= self._num_steps:
             return
         config = self.config
+        for line in opening(self):
+            say(line)
         for line in configs.interval_warnings(config.train, config.checkpoint, config.optimizer):
             say(line)
         if recorded and self.start:
@@ -487,12 +503,12 @@ class Trainer:
         state, step = self.state, self.step
         sums, skipped = jax.device_get((state.metrics, state.skipped))
         filled, positions = (int(count) for count in sums.pop("filled"))
-        flops = self._flops(self._totals["logged_step"], step)
+        flops = self._flops(self.totals["logged_step"], step)
         flops_done = sum(flops.values())
-        self._totals = self._totals | {
+        self.totals = self.totals | {
             "logged_step": step,
-            "tokens": self._totals["tokens"] + filled,
-            "flops": self._totals["flops"] + flops_done,
+            "tokens": self.totals["tokens"] + filled,
+            "flops": self.totals["flops"] + flops_done,
         }
         seconds = self.clock.lap()
         # Updates that compiled are left out of the rate, as their time counts as "compile".
@@ -506,8 +522,8 @@ class Trainer:
             "train/learning_rate": float(self.program.learning_rate(applied - 1)),
             "train/skipped": int(skipped),
             "train/padding": 1 - filled / positions if positions else 0.0,
-            "train/tokens_total": self._totals["tokens"],
-            "train/flops_total": self._totals["flops"],
+            "train/tokens_total": self.totals["tokens"],
+            "train/flops_total": self.totals["flops"],
             "train/tokens_per_second": filled * rate / flops_done,
             "train/mfu": rate / self.program.peak,
         }
@@ -650,7 +666,7 @@ class Trainer:
         with self.clock("checkpoint"), self._watchdog.paused():
             # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
             self._reporter.send()
-            self._checkpoints.save(self.state, self._totals, self.scores)
+            self._checkpoints.save(self.state, self.totals, self.scores)
         if self._callbacks.on_checkpoint:
             self._callbacks.on_checkpoint(self.step, self._checkpoints.folder / str(self.step))
         self._timer.saved()
@@ -870,6 +886,10 @@ class Clock:
         finally:
             if counts():
                 self.add(purpose, time.perf_counter() - start)
+
+    def spent(self, purpose: str) -> float:
+        """Returns the seconds since the last lap that count towards `purpose`."""
+        return self._spent.get(purpose, 0.0)
 
     def add(self, purpose: str, seconds: float) -> None:
         """Counts seconds that have just passed towards `purpose`."""
@@ -1100,6 +1120,77 @@ def _end(config, key: str, updates_per_step: int) -> int:
     return num_updates if value is None else configs.span(value, num_updates)
 
 
+# ------------------------ what a run says of itself before its first update and after its last one
+
+# The program that uses a run, with its flags, by the method of the task that the program calls. The
+# first method that a task has is taken.
+_USES = {
+    "translate": "translate",
+    "replies": "generate --chat",
+    "generate": "generate --prompt=TEXT",
+    "transcribe": "transcribe --audio=FILE",
+    "fill": "fill_mask",
+    "predict": "predict",
+    "result": "draw result",
+    "features": "features",
+}
+
+
+def opening(trainer: Trainer) -> list[str]:
+    """Returns the lines that say what a run trains, on what, and what it measures."""
+    config, task, program = trainer.config, trainer.task, trainer.program
+    counts = task.parameter_counts()
+    size = f"{counts['params']:,} parameters"
+    if "params_trained" in counts:
+        size += f", of which {counts['params_trained']:,} are trained"
+    axes = [f"{axis} {count}" for axis, count in program.mesh.shape.items() if count > 1]
+    device = program.mesh.devices.flat[0]
+    devices = f"{program.mesh.devices.size} x {device.device_kind}"
+    rows = trainer.rows.train.size(trainer.start)
+    positions = rows * task.positions(trainer.rows.train.row_shape(trainer.start))
+    microbatches = config.train.accumulation
+    update = f"{rows:,} rows, {positions:,} target positions"
+    lines = {
+        "task": f"{config.task.name} with the model {config.model.name}: {size}",
+        "devices": ", ".join([devices, *axes]),
+        "an update": update + (f", in {microbatches} microbatches" if microbatches > 1 else ""),
+        "updates": f"{trainer.start + 1:,} to {config.train.num_steps:,}, in {trainer.workdir}",
+        "evaluated": _evaluated(trainer),
+    }
+    return [f"{name:<11}{line}" for name, line in lines.items() if line]
+
+
+def _evaluated(trainer: Trainer) -> str:
+    """Returns which sets are evaluated, by what and how often; empty if there are none."""
+    task, config = trainer.task, trainer.config
+    own = task.evaluations()
+    if not (trainer.rows.eval or own):
+        return ""
+    every, _ = configs.intervals(config.train, config.checkpoint)
+    best = config.checkpoint.best_metric
+    sets = ", ".join(dict.fromkeys([*trainer.rows.eval, *own]))
+    return f"{sets} every {every:,} updates" + (f", best by {best}" if best else "")
+
+
+def closing(trainer: Trainer, reporter: "Reporter") -> list[str]:
+    """Returns the lines that say what a run has reached, and how to use it."""
+    if not reporter.active:
+        return []
+    seconds = time.monotonic() - transformer_jax.STARTED
+    done = f"update {trainer.step:,} of {reporter.num_steps:,}"
+    tokens = f"{trainer.totals['tokens']:,.0f} tokens in all"
+    uses = (use for name, use in _USES.items() if callable(getattr(trainer.task, name, None)))
+    program, _, flags = next(uses, "evaluate").partition(" --")
+    flags = flags and f"--{flags}"
+    lines = {
+        "done": f"{done} after {seconds / 60:.1f} minutes, {tokens}",
+        "best": reporter.best and str(reporter.best),
+        "curves": f"{trainer.workdir}/curves.png",
+        "next": f"python -m transformer_jax.{program} --workdir={trainer.workdir} {flags}".strip(),
+    }
+    return [f"{name:<11}{line}" for name, line in lines.items() if line]
+
+
 # --------------------- the output of a run: the progress line, metrics.jsonl, trackers, curves.png
 
 _SECONDS_BETWEEN_CURVES = 60  # between two drawings, for each of which the loop waits
@@ -1116,6 +1207,7 @@ class Reporter:
       folder: the local folder to which the files are written; None in processes other than 0.
       evaluations: the recorded evaluations up to `start`, each {name: score}.
       evaluated: the evaluation recorded at `start`; empty if there is none.
+      best: the score and the step of the best evaluation so far, or None.
       shown: the names of the training metrics that the progress line shows; None: no bar and no
         progress lines, as another run shows them.
     """
@@ -1137,6 +1229,8 @@ class Reporter:
         self.folder: pathlib.Path | None = None
         self.evaluations: list[dict[str, float]] = []
         self.evaluated: dict[str, float] = {}
+        self.best: Best | None = None
+        self._checkpoint = config and config.checkpoint
         if self.active:
             self._open(start, config)
 
@@ -1149,6 +1243,8 @@ class Reporter:
         self.evaluations = [scores for _, scores in evaluations]
         if evaluations and evaluations[-1][0] == start:
             self.evaluated = self.evaluations[-1]
+        for step, scores in evaluations:
+            self._is_best(step, scores)
         self._lines = _reopened(path, start)
         names, values = (config.track, configs.flat(config)) if config else ("", {})
         subject = Subject(self.name, self.folder, values, revision(), start)
@@ -1207,7 +1303,7 @@ class Reporter:
         """Shows the measurements: beside the bar in a terminal, elsewhere as a line of text."""
         if not self.active or self.shown is None:
             return
-        note = _note(values, self.shown)
+        note = _note(values, self.shown, self.best)
         if console.is_terminal:
             self._bar.advance(0, note)
         else:
@@ -1222,19 +1318,59 @@ class Reporter:
         if not self.active:
             return
         self._scores = dict(values)
-        scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        say(f"step {step:,}  {scores}")
+        is_best = self._is_best(step, values)
+        for line in evaluation_lines(step, self.num_steps, values, is_best):
+            say(line)
         if time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
             with self._writing():
                 draw_curves(self.folder, self.name)
             self._drawn = time.monotonic()
         self.send()
 
+    def _is_best(self, step: int, scores: dict[str, float | None]) -> bool:
+        """Counts an evaluation, and returns whether it is the best so far."""
+        score = scores.get(self._checkpoint.best_metric) if self._checkpoint else None
+        if score is None or not math.isfinite(score):
+            return False
+        sign = 1 if self._checkpoint.best_mode == "max" else -1
+        if self.best and sign * score <= sign * self.best.score:
+            return False
+        self.best = Best(self._checkpoint.best_metric, score, step)
+        return True
+
     def _writing(self) -> contextlib.AbstractContextManager:
         return buckets.writing(self.workdir, RunError, "; the saved checkpoints are complete")
 
 
-def _note(values: dict[str, float], shown: Sequence[str]) -> str:
+class Best(NamedTuple):
+    """The best evaluation of a run by config.checkpoint.best_metric."""
+
+    metric: str
+    score: float
+    step: int
+
+    def __str__(self):
+        return f"{self.metric} {self.score:.4f} at step {self.step:,}"
+
+
+def evaluation_lines(
+    step: int, num_steps: int, values: dict[str, float], is_best: bool
+) -> Iterator[str]:
+    """Yields lines with the scores of an evaluation, in columns that are those of the others."""
+    digits = len(f"{num_steps:,}")
+    names = max(map(len, values), default=0)
+    cells = [f"{name:<{names}} {value:>9.4f}" for name, value in values.items()]
+    cells += ["best"] if is_best else []
+    first = f"step {step:>{digits},}"
+    indent = len(first)
+    # At least one, as on a terminal that is too narrow a line may be too long.
+    a_line = max(1, (progress.width() - indent) // (2 + names + 10))
+    for start in range(0, len(cells), a_line):
+        text = "  ".join(["" if start else first, *cells[start : start + a_line]])
+        yield " " * (indent if start else 0) + text
+
+
+def _note(values: dict[str, float], shown: Sequence[str], best: Best | None = None) -> str:
     """Returns the text of the progress line, which begins with the training metrics `shown`."""
     speed = ""
     if math.isfinite(mfu := values["train/mfu"]):
@@ -1244,8 +1380,9 @@ def _note(values: dict[str, float], shown: Sequence[str]) -> str:
             speed += f"MFU {mfu:.0%}  "
     skipped = f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""
     measured = "  ".join(f"{name} {values[f'train/{name}']:.4f}" for name in shown)
+    best_score = f"  best {best.metric} {best.score:.4f}" if best else ""
     return (
-        f"{measured}  lr {values['train/learning_rate']:.2e}  {speed}"
+        f"{measured}{best_score}  lr {values['train/learning_rate']:.2e}  {speed}"
         f"padding {values['train/padding']:.1%}{skipped}"
     )
 
