@@ -287,3 +287,10 @@ def test_what_is_no_name_and_no_path_is_shown_shortly():
     assert len(str(e.value)) < 300 and "characters)" in str(e.value)
     with pytest.raises(UserError, match="config.model.name=<class 'object'>: must be a name, or"):
         configs.experiment(**sections | dict(model=dict(name=object)))
+
+
+@pytest.mark.parametrize("section", ["model", "task", "source"])
+def test_a_class_in_place_of_a_name_is_refused(section):
+    keys = {"model": {"name": "gpt"}, "task": {"name": "causal_lm"}} | {section: {"name": int}}
+    with pytest.raises(configs.UserError, match=rf"config\.{section}\.name=.*: must be a name"):
+        configs.experiment(**keys)

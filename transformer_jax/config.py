@@ -1908,7 +1908,10 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
             raise UserError(
                 f"config.{section}.name is missing: it names a file in {section_folder(section)}"
             )
-        if not isinstance(name := delta[section]["name"], str | File):
+    for section in ("model", "task", "source"):
+        own = delta.get(section)
+        name = own.get("name", "") if isinstance(own, dict) else ""
+        if not isinstance(name, str | File):
             raise UserError(
                 f"config.{section}.name={shown(name)}: must be a name, or the path of a Python "
                 "file with the class"
