@@ -83,7 +83,7 @@ def draw_scores(
     size: tuple[float, float],
 ) -> None:
     """Draws the scores of labelled rows with their deviations over seeds, a panel for each task."""
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import COLORS, new_figure, save
 
     figure = new_figure(size, title)
     axes = figure.subplots(1, len(measures), sharey=True)
@@ -91,7 +91,7 @@ def draw_scores(
         for index, (_, row) in enumerate(rows):
             if task in row:
                 mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
-                panel.errorbar(mean, index, xerr=deviation, fmt="o", color="tab:blue")
+                panel.errorbar(mean, index, xerr=deviation, fmt="o", color=COLORS[0])
         panel.set_xlabel(f"{task}, {measure}")
         panel.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(rows)), [label for label, _ in rows])

@@ -132,12 +132,12 @@ def lengths(tiny: bool):
 
 def plot(rows: list[dict]):
     """Returns a figure with a panel for each case that the rows hold."""
-    from transformer_jax.pictures.figure import new_figure
+    from transformer_jax.pictures.figure import COLORS, new_figure
 
     figure = new_figure((11, 4.5), "Recurrence and attention: one layer of 256")
     left, right = figure.subplots(1, 2)
     measured = [row for row in rows if "by_distance" in row]
-    colours = {name: f"C{number}" for number, name in enumerate(MODELS)}
+    colours = dict(zip(MODELS, COLORS))
     for row in measured:
         name, _, label = row["case"].partition(", ")
         style = "--" if label == "random" else "-"

@@ -138,7 +138,7 @@ def sharded(count: int, shape: Shape) -> dict:
     }
 
 
-def drawn(rows: list[dict]):
+def plot(rows: list[dict]):
     points = {}
     for row in rows:
         if "axis" in row:
@@ -153,4 +153,4 @@ def drawn(rows: list[dict]):
 CASES = {name: functools.partial(axis, name=name) for name in AXES} | {"devices": devices}
 
 if __name__ == "__main__":
-    main(__doc__, CASES, ("jax", "flax"), plot=drawn)
+    main(__doc__, CASES, ("jax", "flax"), plot=plot)

@@ -182,7 +182,7 @@ def table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
     """Draws BLEU by the length of the source, as figure 2 of Bahdanau et al. 2014."""
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import new_figure, save, style
 
     title = f"Multi30k, English to German: BLEU by length, {MINUTES} minutes of training each"
     figure = new_figure((9, 5), title)
@@ -190,8 +190,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     names = group_names()
     for number, row in enumerate(rows):
         label = f"{TRANSLATORS[row['objective']].label} ({row['bleu']:.1f})"
-        style = ("-", "--", ":")[number // 10 + (number % 3 == 2)]
-        axes.plot(names, row["by_length"], style, marker="o", label=label)
+        axes.plot(names, row["by_length"], label=label, markersize=4, **style(number))
     axes.set_xlabel("words of the source")
     axes.set_ylabel("sacreBLEU, beam 4")
     axes.grid(alpha=0.3)

@@ -235,7 +235,7 @@ def points(rows: list[dict], name: str, part: str | None, field: str) -> dict[in
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
     """Draws bytes and seconds by length, a panel for each part. Both axes are logarithmic."""
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import new_figure, save, style
 
     parts = parts_of(rows)
     figure = new_figure((5 * len(parts), 5.5), "A training step with one text, two layers of 256")
@@ -246,8 +246,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
         for number, (name, method) in enumerate(METHODS.items()):
             values = points(rows, name, part, field)
             heights = [value / unit for value in values.values()]
-            style = dict(color=f"C{number % 10}", linestyle="-" if number < 10 else "--")
-            (line,) = panel.plot([*values], heights, marker="o", markersize=3, **style)
+            (line,) = panel.plot([*values], heights, markersize=4, **style(number))
             lines[method.label] = line
         panel.set(xscale="log", yscale="log", title=TITLES[part])
         panel.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS], rotation=45)

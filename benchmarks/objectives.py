@@ -425,7 +425,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
 
     Dashed lines are the scores without a model.
     """
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import COLORS, new_figure, save
 
     floor_row, *rows = rows
     figure = new_figure((11, 4.5), "Objectives of pre-training on one budget")
@@ -434,13 +434,13 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
         for index, row in enumerate(rows):
             if score := row.get(key):
                 mean, deviation = unit * score["mean"], unit * score["deviation"]
-                panel.errorbar(mean, index, xerr=deviation, fmt="o", color="tab:blue")
+                panel.errorbar(mean, index, xerr=deviation, fmt="o", color=COLORS[0])
         panel.set_xlabel(name)
     for index, row in enumerate(rows):
         if "rouge" in row:
             score = row["rouge"]["rougeL"]
             around = np.abs(np.array(score["interval"]) - score["mean"])
-            axes[-1].errorbar(score["mean"], index, xerr=around[:, None], fmt="o", color="tab:blue")
+            axes[-1].errorbar(score["mean"], index, xerr=around[:, None], fmt="o", color=COLORS[0])
     axes[-1].set_xlabel("ROUGE-L of summaries")
     # Its perplexity is far outside.
     axes[0].axvline(100 * floor_row["sst2"]["mean"], color="gray", linestyle="--")

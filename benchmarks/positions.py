@@ -175,7 +175,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     import numpy as np
 
     from transformer_jax.layers.embeddings import position_codes
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import new_figure, save, style
 
     figure = new_figure((14, 4.5), "Positions in translation of the built-in grammar")
     bits, waves, panel = figure.subplots(1, 3, width_ratios=[0.4, 0.6, 1.6])
@@ -184,8 +184,10 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     bits.set(title="bits", xlabel="column", ylabel="position")
     waves.imshow(position_codes("sinusoidal", positions, 16, 128), aspect="auto", cmap="RdBu_r")
     waves.set(title="sinusoids", xlabel="column")
-    for key, label in (("bleu_trained", "trained lengths"), ("bleu_beyond", "longer sentences")):
-        panel.plot([row[key] for row in rows], range(len(rows)), "o", label=label)
+    scores = {"bleu_trained": "trained lengths", "bleu_beyond": "longer sentences"}
+    for number, (key, label) in enumerate(scores.items()):
+        look = style(number) | {"linestyle": ""}
+        panel.plot([row[key] for row in rows], range(len(rows)), label=label, **look)
     panel.set_yticks(range(len(rows)), [KINDS[row["positions"]].label for row in rows])
     panel.invert_yaxis()
     panel.set_xlabel("BLEU")

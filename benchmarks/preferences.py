@@ -44,7 +44,6 @@ COLUMNS = {
     "perplexity_of_people": ("of people's texts", 1),
     "words": ("words", 1),
 }
-COLOURS = {"dpo": "tab:green", "ipo": "tab:olive", "ppo": "tab:red", "grpo": "tab:purple"}
 
 
 def main() -> None:
@@ -108,22 +107,24 @@ def measured(rows: list[dict]) -> list[dict]:
 
 def draw(rows: list[dict], path) -> None:
     """Draws reward and share judged positive against the divergence, a point for each seed."""
-    from transformer_jax.pictures.figure import new_figure, save
+    from transformer_jax.pictures.figure import new_figure, save, style
 
     figure = new_figure((10, 4), "What is gained for a distance from the SFT model")
     panels = figure.subplots(1, 2)
+    drawn = [row for row in measured(rows) if "kl" in row]
+    looks = {row["part"]: style(number) | {"linestyle": ""} for number, row in enumerate(drawn)}
     for panel, measure, unit in zip(panels, ("reward", "positive"), (1, 100)):
-        for row in measured(rows):
-            if "kl" in row:
-                colour = COLOURS.get(row["part"], "tab:blue")
+        for row in drawn:
+            if row[measure]["values"]:
                 values = [unit * value for value in row[measure]["values"]]
-                panel.plot(row["kl"]["values"], values, "o", color=colour, alpha=0.7)
+                panel.plot(row["kl"]["values"], values, alpha=0.7, **looks[row["part"]])
                 point = (row["kl"]["mean"], unit * row[measure]["mean"])
                 label = LABELS[row["part"]]
                 panel.annotate(label, point, (5, -9), textcoords="offset points", fontsize=8)
         panel.set_xlabel("KL from SFT, nats a text")
         panel.set_ylabel(COLUMNS[measure][0])
         panel.grid(alpha=0.3)
+        panel.margins(x=0.15)  # the labels are on the right of their points
     save(figure, path)
 
 

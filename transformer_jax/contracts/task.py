@@ -139,6 +139,8 @@ class Objective(abc.ABC):
     evaluates_rows: bool = True  # whether the mean loss of `Rows.eval` is measured
     # The metrics of `loss` that the progress line shows. metrics.jsonl holds all of them.
     progress_metrics: tuple[str, ...] = ("loss",)
+    # The program, with flags, that a run names at its end; "": what its methods suggest
+    program: str = ""
     attentions: tuple[str, ...] = ()  # the kinds of attention that `draw attention` can draw
     # Optional: (params, texts) -> a matplotlib figure of the results of the run, such as the
     # contacts of a protein, for `draw result`. `texts` are the values of --text, possibly none.

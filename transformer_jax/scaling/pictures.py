@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from transformer_jax.pictures.figure import save
+from transformer_jax.pictures.figure import COLORS, save, style
 from transformer_jax.runs.spec import Files
 from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
@@ -41,6 +41,9 @@ def _laws(runs, fits):
                 axes.plot(flops, losses, color=colors[run.params], alpha=0.25, linewidth=1)
         for run in runs:
             axes.plot(getattr(run, quantity), run.loss, "o", color=colors[run.params])
+        if quantity == "tokens":  # a legend of the colors, once
+            for size, color in colors.items():
+                axes.plot([], [], "o", color=color, label=f"N {size:,}")
         if law := fits.power_laws.get(name):
             best = laws.frontier(runs, quantity)
             x = np.geomspace(getattr(best[0], quantity), getattr(best[-1], quantity))
@@ -71,11 +74,13 @@ def _optimum(runs, fits, folder, files):
 
 def _parabolas(axes, parabolas):
     """Draws the loss by size at each budget, with the parabolas and their minima."""
-    for parabola in parabolas:
+    for number, parabola in enumerate(parabolas):
         sizes = [run.params for run in parabola.runs]
         losses = [run.loss for run in parabola.runs]
-        points = axes.plot(sizes, losses, "o", label=f"{parabola.flops:.2g} FLOPs")[0]
-        color = points.get_color()
+        look = style(number)
+        color = look["color"]
+        points = {"color": color, "marker": look["marker"], "linestyle": ""}
+        axes.plot(sizes, losses, label=f"{parabola.flops:.2g} FLOPs", **points)
         x = np.geomspace(sizes[0], sizes[-1])
         axes.plot(x, np.polyval(parabola.coefficients, np.log(x)), color=color, linewidth=1)
         if parabola.best:
@@ -87,17 +92,21 @@ def _parabolas(axes, parabolas):
 def _best_sizes(axes, runs, fits):
     """Draws the compute-optimal size by budget, according to each approach."""
     flops = np.geomspace(min(run.flops for run in runs), max(run.flops for run in runs))
-    for name, allocation in fits.allocations.items():
-        points = axes.plot(allocation.points[:, 0], allocation.points[:, 1], "o")[0]
+    for number, (name, allocation) in enumerate(fits.allocations.items()):
+        look = style(1 + number)
+        points = look | {"linestyle": ""}
+        axes.plot(allocation.points[:, 0], allocation.points[:, 1], **points)
         axes.plot(
             flops,
             allocation.params(flops),
-            color=points.get_color(),
+            color=look["color"],
             label=f"{name}: C$^{{{allocation.params.exponent:.2f}}}$",
         )
     axes.plot(
         flops,
         [fits.law.optimum(budget)[0] for budget in flops],
+        "--",
+        color=COLORS[0],
         label=f"parametric law: C$^{{{fits.law.params_exponent:.2f}}}$",
     )
     axes.set(
@@ -139,13 +148,13 @@ def _held_out(axes, folder, files):
             # fit.
             [[max(loss - low, 0)], [max(high - loss, 0)]],
             fmt="s",
-            color="red",
+            color=COLORS[1],
             mfc="none",
             capsize=4,
             label=f"predicted, N {prediction['params']:,}",
         )
     if run := measured(folder / HELD_OUT, files):
-        axes.plot(run.tokens, run.loss, "r*", markersize=12, label="measured")
+        axes.plot(run.tokens, run.loss, "*", color=COLORS[1], markersize=12, label="measured")
 
 
 def _colors(runs) -> dict:

@@ -22,6 +22,7 @@ class Chat(NextTokens):
 
     takes_model = True
     written_as = "causal_lm"
+    program = "generate --chat"
 
     # tokens before a message of the system, the user and the assistant, and the token after each;
     # (): conversations have the form of the tokenizer's own chat template

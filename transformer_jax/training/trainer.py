@@ -1126,7 +1126,6 @@ def _end(config, key: str, updates_per_step: int) -> int:
 # first method that a task has is taken.
 _USES = {
     "translate": "translate",
-    "replies": "generate --chat",
     "generate": "generate --prompt=TEXT",
     "transcribe": "transcribe --audio=FILE",
     "fill": "fill_mask",
@@ -1180,7 +1179,7 @@ def closing(trainer: Trainer, reporter: "Reporter") -> list[str]:
     done = f"update {trainer.step:,} of {reporter.num_steps:,}"
     tokens = f"{trainer.totals['tokens']:,.0f} tokens in all"
     uses = (use for name, use in _USES.items() if callable(getattr(trainer.task, name, None)))
-    program, _, flags = next(uses, "evaluate").partition(" --")
+    program, _, flags = (trainer.task.program or next(uses, "evaluate")).partition(" --")
     flags = flags and f"--{flags}"
     lines = {
         "done": f"{done} after {seconds / 60:.1f} minutes, {tokens}",
