@@ -16,8 +16,9 @@ import tempfile
 
 import flax.linen as nn
 import jax
+from PIL import Image
 
-from transformer_jax.config import UserError
+from transformer_jax import config as configs
 from transformer_jax.contracts.task import Context
 from transformer_jax.runs.spec import resolve
 
@@ -34,7 +35,7 @@ COLORS = {
     "MLP|Feed|GLU": "#fbe3c8",
     "Norm": "#ececec",
     "Embed|Position|Char|Patch": "#d8eed9",
-    "LSTM|GRU|RNN|Cell|Recurrent": "#e6dcf2",
+    "directional|Recurrent|LSTM|GRU": "#e6dcf2",
     "Conv|Highway|Quantizer": "#f7d9e3",
 }
 OTHER, FRAME, INK = "#f4f6f8", "#8996a3", "#1f2933"
@@ -121,19 +122,27 @@ def modules(config: str) -> Box:
         around = boxes[parent].size / max(single[parent], 1)
         box.repeats = max(1, round(box.size / max(single[path], 1) / max(around, 1)))
         boxes[parent].parts.append(box)
-    root.kind = type(task.model).__name__
+    root.kind, root.size = type(task.model).__name__, task.parameter_counts()["params"]
     return folded(root)
 
 
-def task_of(config: str):
+def task_of(path: str):
     """Returns the task of a config, whose data need not exist."""
+    config = configs.load(path)
+    if config.task.name == "distillation":
+        # The student is drawn as a masked language model, because there is no teacher's run.
+        model = config.model.to_dict()
+        config = configs.experiment(model=model, task={"name": "masked_lm", "next_sentence": 0.0})
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder) / "run"
-        try:
-            return resolve(config, workdir).task()
-        except UserError:
-            files = {"data.train_files": "train.jsonl", "data.valid_files": "valid.jsonl"}
-            return resolve(config, workdir, list(files.items())).task()
+        if config.source.name == "images":  # its classes are folders
+            images = pathlib.Path(folder) / "images"
+            for label in "ab":
+                (images / label).mkdir(parents=True)
+                Image.new("L", (8, 8)).save(images / label / "0.png")
+            keys = {f"data.{split}_files": str(images) for split in ("train", "valid")}
+            return resolve(config, workdir, list(keys.items())).task()
+        return resolve(config, workdir).task()
 
 
 def x_is_array(x) -> bool:
@@ -197,7 +206,7 @@ def drawn(model: Box, config: str) -> str:
 
 def placed(box: Box, x: int, y: int, width: int) -> tuple[list[str], int]:
     """Returns the elements of a module at (x, y), and its height."""
-    has_frame = box.parts and not box.is_flat
+    has_frame = box.parts and not (box.name and box.is_flat)  # always that of the model
     height = LINE + 4
     inner, arrows = [], []
     if has_frame:

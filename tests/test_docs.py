@@ -19,7 +19,7 @@ from tests.programs import call
 from transformer_jax import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAX_LINES = 150  # of the README
 PLACEHOLDERS = {"FILE", "TASK"}  # names in commands that a user replaces
 

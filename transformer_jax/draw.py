@@ -135,7 +135,6 @@ def main() -> None:
     is_animated = picture == "animation"
     path = options.output or f"{picture}.{'gif' if is_animated else 'png'}"
     cli.check_output("output")
-    shape = {} if is_animated else {"size": _size(options), "dpi": options.dpi}
     pictures.check_ending(path, is_animated)
     draw = {
         "attention": attention,
@@ -151,8 +150,13 @@ def main() -> None:
         "confusion": confusion,
         "curves": curves,
     }[picture]
-    save = pictures.save_animation if is_animated else pictures.save
-    save(draw(options), path, **shape)
+    # Before the figure is made, because labels are placed for its size.
+    with pictures.sized(_size(options)):
+        figure = draw(options)
+    if is_animated:
+        pictures.save_animation(figure, path)
+    else:
+        pictures.save(figure, path, dpi=options.dpi)
     print(path)
 
 

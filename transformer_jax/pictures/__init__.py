@@ -12,7 +12,7 @@ from transformer_jax.pictures.attention_maps import (
     translation_steps,
     word_index,
 )
-from transformer_jax.pictures.figure import check_ending, save, save_animation, style
+from transformer_jax.pictures.figure import check_ending, save, save_animation, sized, style
 from transformer_jax.pictures.image_grids import contact_maps, images, masked, noised, shares
 from transformer_jax.pictures.learning_curves import bars, confusion, curves, growth, model_sizes
 from transformer_jax.pictures.position_vectors import (
@@ -44,6 +44,7 @@ __all__ = [
     "save_animation",
     "shares",
     "similarity",
+    "sized",
     "style",
     "translation_steps",
     "word_map",

@@ -1,11 +1,12 @@
 """What all figures share: creation, titles, and saving as PNG files and as animations."""
 
+import contextlib
 import functools
 import hashlib
 import io
 import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from transformer_jax.config import UserError
@@ -39,25 +40,17 @@ def style(number: int) -> dict[str, str]:
     }
 
 
-def save(
-    figure: "Figure",
-    path: str | pathlib.Path | buckets.Path,
-    *,
-    size: tuple[float, float] | None = None,
-    dpi: float = _DPI,
-) -> None:
+def save(figure: "Figure", path: str | pathlib.Path | buckets.Path, *, dpi: float = _DPI) -> None:
     """Writes the figure to a file on a disk or in a bucket, in the format that its ending names.
 
-    The endings are .png, .svg and .pdf; without one, it is a PNG file. `size` is its width and
-    height in inches, by default what suits its content, and `dpi` its resolution. The file appears
-    as a whole or not at all. Raises UserError for another ending, or if the file cannot be written.
+    The endings are .png, .svg and .pdf; without one, it is a PNG file. `dpi` is the number of its
+    pixels in an inch. The file appears as a whole or not at all. Raises UserError for another
+    ending, or if the file cannot be written.
     """
     path = buckets.path(path)
     check_ending(path)
     ending = path.suffix.lower()
     drawn = io.BytesIO()
-    if size:
-        figure.set_size_inches(size)
     figure.savefig(
         drawn, dpi=dpi, metadata=_version(ending), format=ending.removeprefix(".") or "png"
     )
@@ -132,10 +125,24 @@ def save_animation(
         )
 
 
+_sizes: list[tuple[float, float]] = []  # of the contexts of `sized`, the innermost last
+
+
+@contextlib.contextmanager
+def sized(size: tuple[float, float] | None) -> Iterator[None]:
+    """In the context, new figures have this width and height in inches, unless it is None."""
+    _sizes.extend([size] if size else [])
+    try:
+        yield
+    finally:
+        del _sizes[-1 if size else len(_sizes) :]
+
+
 def new_figure(size: tuple[float, float], title: str) -> "Figure":
-    """Returns an empty figure of `size` inches with a wrapped title."""
+    """Returns an empty figure of `size` inches, or of that of `sized`, with a wrapped title."""
     from matplotlib.figure import Figure
 
+    size = _sizes[-1] if _sizes else size
     # Without pyplot, which chooses a backend, perhaps one that needs a display, and keeps each
     # figure until it is closed.
     figure = Figure(figsize=size, layout="constrained")
