@@ -95,7 +95,7 @@ def test_a_resumed_run_goes_on_in_the_same_record_without_doubled_steps(kept, tm
     assert kept.scores[-1] == (scores, False)
     assert kept.pictures[-1] == (4, "curves.png", True)
     subject = first[1]
-    assert subject.config["train.num_steps"] == 4 and subject.name.endswith("/run")
+    assert subject.config()["train.num_steps"] == 4 and subject.name.endswith("/run")
     assert (run / "tensorboard").is_dir()
 
 

@@ -224,8 +224,9 @@ class Objective(abc.ABC):
         "params_trained".
         """
         params = nn.unbox(self.param_shapes)
-        counts = {"params": _size(params) - self.model.num_padding()}
-        if heads := [name for name in self.model.heads if name in params]:
+        model = getattr(self, "model", None)  # a task of one's own may compute without one
+        counts = {"params": _size(params) - (model.num_padding() if model else 0)}
+        if heads := [name for name in (model.heads if model else ()) if name in params]:
             counts["params_heads"] = sum(_size(params[name]) for name in heads)
             counts["params_encoder"] = counts["params"] - counts["params_heads"]
         trained, frozen = parameters.split(params, lambda path: self.group(path) is None)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from transformer_jax.config import UserError
-from transformer_jax.storage import buckets, hub
+from transformer_jax.storage import buckets
 
 # ----------------------------------- the keys of config.json, and their equivalents in config.model
 
@@ -447,6 +447,8 @@ def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
 
     Those of torch are `pytorch_<stem>.bin`, of which only a model's are read.
     """
+    from transformer_jax.storage import hub  # for checkpoints alone
+
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     candidates = [(single, index)]
     if stem == "model" and hub.reads_torch_files():

@@ -21,7 +21,6 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import given
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
@@ -31,7 +30,7 @@ from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
-from transformer_jax.training import memory, together, trackers, trainer, warm_start
+from transformer_jax.training import memory, trackers, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
 
@@ -199,6 +198,8 @@ def train_together(
       >>> len(scores)
       2
     """
+    from transformer_jax.training import together  # which no run that trains alone needs
+
     members = _checked_members(members)
     with _starting() as stop:
         changed, groups = _device_groups(config, overrides, len(members))
@@ -359,6 +360,8 @@ def _with_rows(config, overrides: Overrides, data: Mapping[str, Any] | None) -> 
     for key, value in pairs:
         if key in ("data.cache", "data.text_field"):
             configs.set_key(values, key, value)
+    from transformer_jax.data import given
+
     return [*pairs, *given.keys(data, values).items()]
 
 

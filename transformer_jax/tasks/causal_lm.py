@@ -13,7 +13,6 @@ from transformer_jax.inference import lowering
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.objectives.texts import NextTokens, carried_states, perplexities, perplexity
 from transformer_jax.pictures.progress import say
-from transformer_jax.scores import ngrams
 
 _COUNTED = 2**24  # bytes counted for the n-gram baselines, so that a large text takes no longer
 _SAMPLING = Sampling(temperature=0.8)  # for the text that an evaluation prints
@@ -119,6 +118,8 @@ class CausalLM(NextTokens):
 
         The models are counted on the training text.
         """
+        from transformer_jax.scores import ngrams
+
         try:
             counted = self.texts.counted(self.tokenizer, _COUNTED)
         except UserError as error:

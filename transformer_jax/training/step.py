@@ -49,13 +49,14 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     step = make_step(task, optimizer, shardings.params)
+    seed = dropout_seed(task.config)
 
     # Donation lets the new state reuse the memory of the old one. The fixed output shardings make
     # the new state a valid input of the same compiled program.
     @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
         with sharding.use(mesh, table):
-            return step(state, batch, jax.random.key(dropout_seed(task.config)))
+            return step(state, batch, jax.random.key(seed))
 
     if task.rollouts is None:
         return train_step
@@ -63,7 +64,7 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     @partial(jax.jit, out_shardings=sharding.batch_sharding(mesh, table))
     def roll(state, batch):
         with sharding.use(mesh, table):
-            key = _key(state, jax.random.key(dropout_seed(task.config)))
+            key = _key(state, jax.random.key(seed))
             context = _context_of_experience(state, key)
             rollouts = task.rollouts(state.params, _joined(batch), context)
             return _divided(rollouts, jax.tree.leaves(batch)[0].shape[0])

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from transformer_jax.config import UserError
@@ -35,14 +35,14 @@ class Subject(NamedTuple):
     Attributes:
       name: the last two parts of its workdir, such as runs/quickstart.
       folder: the local folder of its files.
-      config: the values of its config, by key.
+      config: returns the values of its config, by key.
       revision: the commit of the checkout, or None.
       start: the step at which this process began or resumed it.
     """
 
     name: str
     folder: pathlib.Path
-    config: Mapping[str, Any]
+    config: Callable[[], Mapping[str, Any]]
     revision: str | None
     start: int
 
@@ -115,7 +115,7 @@ class WandB(Tracker):
             id=self.identity,
             resume="allow",
             dir=str(subject.folder),
-            config=dict(subject.config) | {"revision": subject.revision},
+            config=dict(subject.config()) | {"revision": subject.revision},
             settings=wandb.Settings(silent=True),
         )
 
@@ -144,7 +144,7 @@ class Trackio(Tracker):
             self._run = trackio.init(
                 project=os.environ.get("TRACKIO_PROJECT", PROJECT),
                 name=self.identity,
-                config=dict(subject.config) | {"revision": subject.revision},
+                config=dict(subject.config()) | {"revision": subject.revision},
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,
@@ -187,7 +187,7 @@ class MLflow(Tracker):
             number = found.experiment_id if found else self._client.create_experiment(name)
             run = self._client.create_run(number, run_name=subject.name)
             self.identity = run.info.run_id
-            values = {**subject.config, "revision": subject.revision}
+            values = {**subject.config(), "revision": subject.revision}
             # MLflow takes at most 100 parameters in a call, of at most 6,000 characters.
             params = [Param(key, str(value)[:6000]) for key, value in values.items()]
             for first in range(0, len(params), 100):

@@ -1245,9 +1245,8 @@ class Reporter:
         for step, scores in evaluations:
             self._is_best(step, scores)
         self._lines = _reopened(path, start)
-        names, values = (config.track, configs.flat(config)) if config else ("", {})
-        subject = Subject(self.name, self.folder, values, revision(), start)
-        self._trackers = Trackers(names, subject)
+        subject = Subject(self.name, self.folder, lambda: configs.flat(config), revision(), start)
+        self._trackers = Trackers(config.track if config else "", subject)
         self._step, self._scores = start, self.evaluated
         self._drawn = time.monotonic()
         self._bar = Bar("training", self.num_steps, start, seconds=float("inf"))

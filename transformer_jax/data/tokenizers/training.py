@@ -26,7 +26,6 @@ from transformer_jax.data.tokenizers.unigram import SentencePiece
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Characters, Residues, Words
 from transformer_jax.pictures.progress import say
-from transformer_jax.storage import hub
 
 # --------------------------------------------------------------------------------------------------
 # Reading tokenizers from the files of a run or of a published model. The class follows from the
@@ -397,8 +396,15 @@ def _read(folder: pathlib.Path | None, data) -> Tokenizer | None:
     if folder:
         return load(folder)
     if data.tokenizer_files:
-        return read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
+        return read_published(_published(data))
     return None
+
+
+def _published(data) -> pathlib.Path:
+    """Returns the folder of `config.data.tokenizer_files`, which may be a name on the Hub."""
+    from transformer_jax.storage import hub
+
+    return hub.folder(data.tokenizer_files, hub.TOKENIZER)
 
 
 def pair_of_run(
@@ -419,7 +425,7 @@ def pair_of_run(
     if folder:
         pair = Pair.load(folder)
     elif data.tokenizer_files:
-        pair = Pair.read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
+        pair = Pair.read_published(_published(data))
     if pair is None:
         pair = train_pair(pairs(), data, source_vocab_size, vocab_size)
     elif pair.source is pair.target and source_vocab_size is not None:
@@ -437,7 +443,7 @@ def source_of_run(folder: pathlib.Path | None, data, model) -> Tokenizer:
     if folder:
         pair = Pair.load(folder)
     else:
-        pair = Pair.read_published(hub.folder(data.tokenizer_files, hub.TOKENIZER))
+        pair = Pair.read_published(_published(data))
     check_source(pair.source, model.source_vocab_size, model.vocab_size)
     return pair.source
 
