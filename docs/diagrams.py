@@ -13,6 +13,8 @@ import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -92,6 +94,25 @@ def modules(config: str) -> Box:
         name: jax.ShapeDtypeStruct((ROWS, *spec.shape[1:]), spec.dtype)
         for name, spec in task.batch_spec(0).items()
     }
+
+    def loss(params, batch, carry):
+        # An evaluation, because a reversible model hides its modules from the trace of a training.
+        return task.loss(params, batch, Context(carry=carry)).terms
+
+    carry = jax.eval_shape(lambda: task.initial_carry(ROWS))
+    root = traced(lambda: jax.eval_shape(loss, params, batch, carry), params)
+    size = task.parameter_counts()["params"]
+    if sum(part.size for part in root.parts) < size / 2:
+        # Layers that are applied without their model are not seen. To be initialized, they are
+        # called within it.
+        # A new function, because JAX keeps the trace of `task.init`.
+        root = traced(lambda: jax.eval_shape(lambda key: task.init(key), jax.random.key(0)), params)
+    root.kind, root.size = type(task.model).__name__, size
+    return folded(root)
+
+
+def traced(trace: Callable[[], Any], params) -> Box:
+    """Returns the root of the modules that `trace()` calls."""
     boxes, single = {}, {}  # by path; the parameters of one repetition of each
 
     def record(call, arguments, options, context):
@@ -100,30 +121,25 @@ def modules(config: str) -> Box:
         result = call(*arguments, **options)
         if context.method_name == "__call__" or not box.shape:
             box.shape = next((x.shape for x in jax.tree.leaves(result) if x_is_array(x)), box.shape)
-        if path not in single:
-            single[path] = size_of(context.module.variables.get("params", {}))
+        # The largest, because a module that is initialized does not have all of them at first.
+        own = size_of(context.module.variables.get("params", {}))
+        single[path] = max(own, single.get(path, 0))
         return result
 
-    def loss(params, batch, carry):
-        # An evaluation, because a reversible model hides its modules from the trace of a training.
-        return task.loss(params, batch, Context(carry=carry)).terms
-
-    carry = jax.eval_shape(lambda: task.initial_carry(ROWS))
     with nn.intercept_methods(record):
-        jax.eval_shape(loss, params, batch, carry)
+        trace()
     for path, box in boxes.items():
         box.size = size_of(below(params, path))
-    root = boxes.get((), Box("", config))
+    root = boxes.setdefault((), Box("", ""))
     # A module is called within its parent, so that a parent comes first.
     for path, box in sorted(boxes.items(), key=lambda item: len(item[0])):
         if not path or not box.size:
             continue
         parent = next(path[:end] for end in range(len(path) - 1, -1, -1) if path[:end] in boxes)
-        around = boxes[parent].size / max(single[parent], 1)
+        around = boxes[parent].size / max(single.get(parent, 0), 1)
         box.repeats = max(1, round(box.size / max(single[path], 1) / max(around, 1)))
         boxes[parent].parts.append(box)
-    root.kind, root.size = type(task.model).__name__, task.parameter_counts()["params"]
-    return folded(root)
+    return root
 
 
 def task_of(path: str):

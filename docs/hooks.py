@@ -19,7 +19,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).parent.parent
 KEYS = "<!-- keys -->"  # the line of configuration.md that the tables replace
 # A picture of the repository: ](../benchmarks/results/compare_cpu.png)
-OUTSIDE = re.compile(r"\]\(\.\./([\w/.]+\.png)\)")
+OUTSIDE = re.compile(r"\]\(\.\./(benchmarks/[\w/.]+\.png)\)")
 
 
 def on_files(files, config):

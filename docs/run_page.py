@@ -50,8 +50,8 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> None:
             raise SystemExit(f"{page}: exit code {done.returncode}\n{commands}\n{done.stdout}")
         if output is None:
             return block
-        printed = done.stdout.replace(f"{folder}/", "").strip()
-        lines = "\n".join(line.rstrip() for line in printed.splitlines())
+        printed = done.stdout.replace(f"{folder}/", "").replace(str(pathlib.Path.home()), "~")
+        lines = "\n".join(line.rstrip() for line in printed.strip().splitlines())
         return f"{block}\n```text\n{lines}\n```\n"
 
     content = BLOCKS.sub(run, content)

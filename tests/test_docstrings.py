@@ -59,6 +59,9 @@ def folder(tmp_path_factory):
     ):
         settings = build(folder / f"text_{name}", **short, **keys)
         transformer_jax.train(settings, folder / "runs" / name)
+    chat = {"data.cache": str(folder / "cache"), "data.corpus_size": 200, "train.eval_every": 2}
+    settings = config.tiny(config.config_file("chat/quickstart"))
+    transformer_jax.train(settings, folder / "runs" / "chat", overrides=chat)
     return folder
 
 
@@ -81,6 +84,5 @@ def test_all_that_the_package_exports_has_an_example_and_stands_on_the_page():
         value = getattr(importlib.import_module(f"transformer_jax.{module}"), attribute)
         if name != "run":  # an older name of the inner part of `train`
             assert value in shown and ">>>" in value.__doc__, name
-    methods = [name for name in DOCUMENTED if re.search(r"Use\.\w+$", name)]
-    without = [name for name in methods if name not in EXAMPLES]
-    assert {name.rpartition(".")[2] for name in without} <= {"reply", "replies", "attention"}
+    functions = [name for name in DOCUMENTED if re.search(r"(Use|config)\.[a-z_]+$", name)]
+    assert len(functions) > 20 and not [name for name in functions if name not in EXAMPLES]

@@ -556,6 +556,10 @@ def read(path: str | os.PathLike) -> ConfigDict:
 
     The path may also be the name of a config of this package, as for `config_file`. Raises
     UserError if the file does not exist, or has an error in it.
+
+    Examples:
+      >>> config.read("gpt/gpt2:124m").model.num_layers
+      12
     """
     path = os.fspath(path)
     file, _, arg = path.partition(":")
@@ -585,6 +589,10 @@ def config_file(name: str, flag: str = "--config") -> str:
 
     Such a config is named without the folder and the ending, as in "gpt/quickstart", or with both,
     as in "configs/gpt/quickstart.py". Raises UserError, which names `flag`, if there is none.
+
+    Examples:
+      >>> config.config_file("gpt/quickstart").endswith("configs/gpt/quickstart.py")
+      True
     """
     if pathlib.Path(name).is_file():
         return name
@@ -596,7 +604,12 @@ def config_file(name: str, flag: str = "--config") -> str:
 
 
 def config_names() -> dict[str, pathlib.Path]:
-    """Returns {name: file} of the configs of this package."""
+    """Returns {name: file} of the configs of this package.
+
+    Examples:
+      >>> "bert/base" in config.config_names()
+      True
+    """
     folder = next((each for each in _CONFIG_FOLDERS if each.is_dir()), None)
     files = sorted(folder.rglob("*.py")) if folder else []
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
@@ -1970,7 +1983,16 @@ def _suggestion(key: str, keys: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
-    """Sets `section.key`. A string is converted to the key's type, as on a command line."""
+    """Sets `section.key`. A string is converted to the key's type, as on a command line.
+
+    Raises UserError for a key that does not exist, or a value of the wrong type or range.
+
+    Examples:
+      >>> settings = config.read("gpt/quickstart")
+      >>> config.set_key(settings, "train.batch", "16")
+      >>> settings.train.batch
+      16
+    """
     section, _, name = key.rpartition(".")
     if section in NAMED_SECTIONS and name != "name":
         name, value = current_key(section, config[section].name, name, value)
@@ -2027,6 +2049,10 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
     `TINY` in the file holds the keys to change, in the form that `experiment` takes. If it is a
     function, it is called like `get_config`. Raises UserError if the file has no `TINY`, or for a
     wrong key or value.
+
+    Examples:
+      >>> config.tiny(config.config_file("bert/base")).train.num_steps
+      2
     """
     config = read(path)
     file, _, arg = os.fspath(path).partition(":")

@@ -285,7 +285,14 @@ class CausalUse:
         return Generator(self.limited_model, tokenizer, batch, placement, ends, constraints)
 
     def reply(self, params, messages: Prompt, **options) -> Continuation:
-        """Returns the assistant's reply to one prompt. See `replies` for options and errors."""
+        """Returns the assistant's reply to one prompt. See `replies` for options and errors.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/chat")
+          >>> messages = [{"role": "user", "content": "Hello"}]
+          >>> isinstance(task.reply(params, messages, max_tokens=4).text, str)
+          True
+        """
         encode, write = self._chat_functions(params, **options)
         return next(write([encode(messages)]))
 
@@ -301,6 +308,11 @@ class CausalUse:
 
         Raises UserError for messages that are not a conversation, for a run whose tokenizer has no
         special tokens for conversations, and if the last turn alone leaves too little room.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/chat")
+          >>> len([*task.replies(params, ["Hello", "Thanks"], max_tokens=4)])
+          2
         """
         encode, write = self._chat_functions(params, **options)
         return write(each(encode, arguments.as_texts(prompts)))
@@ -409,6 +421,12 @@ class CausalUse:
         """Returns the attention weights between the words of a text or, with `pieces`, its tokens.
 
         Raises UserError for a text longer than `config.model.max_length`.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/gpt")
+          >>> found = task.attention(params, "the cat sat")
+          >>> found.queries, found.weights.shape[-2:]
+          (['the', 'cat', 'sat'], (3, 3))
         """
         ids = self.with_start(self.tokenizer.encode([text])[0])
         return attention.in_text(

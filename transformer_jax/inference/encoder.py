@@ -131,6 +131,11 @@ class EncoderStates(StatesUse):
 
         [CLS], [SEP] and each [MASK] are included. Raises UserError for a text longer than
         `config.model.max_length`.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/bert")
+          >>> task.attention(params, "the cat sat").keys
+          ['[CLS]', 'the', 'cat', 'sat', '[SEP]']
         """
         begin, end = batching.text_frame(self.model, self.tokenizer)
         ids = [*begin, *self.tokenizer.encode_masked(text), *end]

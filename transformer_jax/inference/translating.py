@@ -275,6 +275,12 @@ class SequenceToSequenceUse(StatesUse):
         included. A query of the decoder is labeled with the word that it predicts, and a key with
         the word that the decoder has read there. Raises UserError for a text longer than
         `config.model.max_length`.
+
+        Examples:
+          >>> task, params = transformer_jax.open_run("runs/translation")
+          >>> found = task.attention(params, "the house is small", "das ist", kind="cross")
+          >>> found.keys, found.weights.shape[-2:]
+          (['the', 'house', 'is', 'small', '</s>'], (3, 5))
         """
         if target is None:
             target = ""
