@@ -27,7 +27,7 @@ def committed(notebook: str, cell: str, stream: str = "stdout") -> str:
 
 
 def executed(notebook: str, *ids: str) -> str:
-    """Runs cells in the setting of a CPU, in this process, and returns what the last one prints."""
+    """Runs cells in this process and returns what the last one prints."""
     namespace = {"__name__": "__main__"}
     for name in ids:
         lines = "".join(cells(notebook)[name]["source"]).splitlines()
@@ -192,7 +192,6 @@ def test_the_committed_output_shows_it(notebook, cell):
 def printed(request, tmp_path, monkeypatch):
     """Returns what the last of some cells prints. Its programs don't count as the test's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NOTEBOOK_SETTING", "cpu")
     matplotlib.use("agg")
     return executed(*request.param)
 
@@ -207,7 +206,7 @@ def printed(request, tmp_path, monkeypatch):
             ("8_history", "cell-2", "cell-10", "exploding"), exploding, marks=pytest.mark.full
         ),
         pytest.param(
-            ("8_history", "cell-2", "letters", "samples"), samples, marks=pytest.mark.full
+            ("8_history", "cell-2", "counts", "letters", "samples"), samples, marks=pytest.mark.full
         ),
         pytest.param(("5_scaling", "cell-2", "sizes"), sizes, marks=pytest.mark.full),
     ],
