@@ -1,8 +1,8 @@
 """Runs the commands of pages and writes what they print and draw: python docs/run_page.py PAGE ...
 
-Bash blocks of a page such as docs/families/gpt.md that are followed by a text block, and those that
-come before such a block or draw a picture of the page, run in a new folder, one after another. The
-text block becomes the output, and the pictures are copied to docs/images/families/.
+The bash blocks of a page such as docs/families/gpt.md run in a new folder, one after another, but
+for those below a line <!-- not run -->. A text block after a bash block becomes its output, and
+pictures that the page shows are copied from the folder to docs/images/families/.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
-BLOCKS = re.compile(r"(```bash\n(.*?)```\n)(\n```text\n.*?```\n)?", re.DOTALL)
+BLOCKS = re.compile(r"(<!-- not run -->\n+)?(```bash\n(.*?)```\n)(\n```text\n.*?```\n)?", re.DOTALL)
 PICTURES = re.compile(r"\(\.\./images/families/([\w-]+\.png)\)")
 
 
@@ -36,7 +36,9 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> None:
     content = page.read_text()
 
     def run(match: re.Match) -> str:
-        block, commands, output = match.groups()
+        not_run, block, commands, output = match.groups()
+        if not_run:
+            return match[0]
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
             cwd=folder,

@@ -86,7 +86,7 @@ def test_a_missing_file_is_named(tmp_path):
             data(train_source=existing, train_target=str(tmp_path / "no.de")), "train"
         )
     with pytest.raises(
-        UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"
+        UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: a folder"
     ):
         # A folder is not a file.
         sentence_pairs.open_pairs(data(train_source=str(tmp_path), train_target=existing), "train")

@@ -253,6 +253,8 @@ def _check_one_source(data, split: str) -> None:
     if len(named) == 1 or (not named and split != "train"):
         return
     hint = " (sentence pairs become text by config.data.marker)" if data.train_source else ""
+    if "corpus" in named and len(named) > 1:
+        hint = "; --config.data.corpus= leaves out the built-in text"
     raise UserError(
         "name one source of text: config.data.train_files, config.data.mixture, "
         "config.data.tfds_name and tfds_dir, or config.data.corpus; "

@@ -141,7 +141,10 @@ class Classification(FeatureBased):
             raise UserError(f"{record.where}: the label {label!r} is not a number")
         if label not in self._label_ids:
             known = ", ".join(self.names[:20])
-            raise UserError(f"{record.where}: unknown label {label!r}; the labels are: {known}")
+            raise UserError(
+                f"{record.where}: unknown label {label!r}; the labels are: {known} "
+                "(config.task.labels names them)"
+            )
         return self._label_ids[label]
 
     @cached_property

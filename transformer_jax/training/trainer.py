@@ -1166,9 +1166,12 @@ def _evaluated(trainer: Trainer) -> str:
     if not (trainer.rows.eval or own):
         return ""
     every, _ = configs.intervals(config.train, config.checkpoint)
+    sets = [*dict.fromkeys([*trainer.rows.eval, *own])]
     best = config.checkpoint.best_metric
-    sets = ", ".join(dict.fromkeys([*trainer.rows.eval, *own]))
-    return f"{sets} every {every:,} updates" + (f", best by {best}" if best else "")
+    is_measured = best.partition("/")[0] in sets
+    return f"{', '.join(sets)} every {every:,} updates" + (
+        f", best by {best}" if is_measured else ""
+    )
 
 
 def closing(trainer: Trainer, reporter: "Reporter") -> list[str]:

@@ -453,10 +453,12 @@ def _check_one_source(data) -> None:
     both = ["train_files"] if data.train_files and not data.marker else []
     named = [*corpora, *files[:1], *both]
     if len(named) != 1:
+        is_both = data.corpus and len(named) > 1
+        hint = "; --config.data.corpus= leaves out the built-in text" if is_both else ""
         raise UserError(
             "name one source of text: config.data.train_source and train_target, "
             "config.data.train_files, config.data.tfds_name and tfds_dir, or config.data.corpus; "
-            f"now: {', '.join(named) or 'none'}"
+            f"now: {', '.join(named) or 'none'}{hint}"
         )
 
 

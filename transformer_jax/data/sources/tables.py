@@ -99,7 +99,8 @@ class Table:
         if missing:
             raise UserError(
                 f"{where}: no column {missing[0]!r} in the header: {', '.join(header[:12])} "
-                "(columns of tables without a header are numbered from 1)"
+                "(keys such as config.task.text and config.task.label name the columns; those of "
+                "tables without a header are numbered from 1)"
             )
         for column in self.columns:
             # `index` would silently take the first of them.

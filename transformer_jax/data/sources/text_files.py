@@ -160,7 +160,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
 
 def check_not_empty(key: str, file: str) -> None:
     """Raises UserError if `file` does not exist or is empty; `key` is the key that names it."""
-    if not buckets.path(file).is_file():
+    path = buckets.path(file)
+    if path.is_dir():
+        raise UserError(f"{key}={file}: a folder; name what is in it, as {file.rstrip('/')}/*.txt")
+    if not path.is_file():
         raise UserError(f"{key}={file}: no such file")
     if buckets.is_empty(file):
         raise UserError(f"{key}={file}: the file is empty")
