@@ -236,7 +236,7 @@ def test_messages_without_a_reply(chats, gpt):
     ):
         with pytest.raises(UserError, match=error):
             chats.task.reply(chats.params, messages)
-    with pytest.raises(UserError, match="config.task.name='causal_lm': this run has no"):
+    with pytest.raises(UserError, match="config.task.name='causal_lm': this run has neither"):
         gpt.task.reply(gpt.params, QUESTION)
 
 
@@ -281,6 +281,8 @@ def test_in_a_terminal(chats, capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    # Where the output goes to a file, the prompt would be a part of it.
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     asked = []
 
     def reply(params, messages, **settings):
@@ -291,7 +293,7 @@ def test_in_a_terminal(chats, capsys, monkeypatch):
     settings = dict(max_tokens=None, stop=[], seed=0, temperature=0)
     terminal.hold(task, chats.params, "Be brief.", settings)
     out, err = capsys.readouterr()
-    assert out == "> on the mat\n> > > on the mat\n> \n"
+    assert out == "> on the mat\n> > > on the mat\n> " and err.endswith("\n")
     assert "Ctrl-D ends it" in err and "error: the last message" in err
     # A message that is too long is not remembered.
     assert asked == [
@@ -347,7 +349,7 @@ def test_flags_that_do_not_go_together(chats, gpt):
     refusal = call(*chat, "--chat", "--num_samples=2")
     refused(refusal, "--num_samples and --chat without --prompts: a conversation has no")
     other = call("generate", f"--workdir={gpt.workdir}", "--chat", text="a\n")
-    refused(other, "this run has no special tokens for conversations")
+    refused(other, "this run has neither special tokens for conversations")
 
 
 @pytest.mark.full
