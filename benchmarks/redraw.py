@@ -12,29 +12,50 @@ import importlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax import pictures
 from transformer_jax.pictures import paired_runs
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
-def by_draw(module: str, data: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws with the function draw(rows, path) of a benchmark."""
-    importlib.import_module(module).draw(data["rows"], path)
+# {picture and file of results: module of the benchmark}; "": a comparison
+PICTURES = {
+    "compare_cpu": "",
+    "coordinates_cpu": "coordinates",
+    "distance_cpu": "distance",
+    "encoders_cpu": "encoders",
+    "growth_cpu": "growth",
+    "history_cpu": "history",
+    "length": "length",
+    "objectives_cpu": "objectives",
+    "positions_cpu": "positions",
+    "preferences_cpu": "preferences",
+    "realformer_cpu": "",
+    "representations_cpu": "representations",
+}
 
 
-def by_plot(module: str, data: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws the figure of the function plot(rows) of a benchmark."""
-    pictures.save(importlib.import_module(module).plot(data["rows"]), path)
+def redraw(name: str) -> None:
+    """Draws RESULTS/NAME.png from NAME.json, as the benchmark that wrote the file does."""
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.png"
+    module = PICTURES[name] and importlib.import_module(PICTURES[name])
+    if hasattr(module, "draw"):  # it saves its figure itself
+        module.draw(data["rows"], path)
+    else:
+        pictures.save(module.plot(data["rows"]) if module else _comparison(data), path)
+    print(path.name, file=sys.stderr)
 
 
-def of_pairs(_module: str, data: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws a comparison with the curves that its file keeps, that of the first of several."""
-    record = data if "result" in data else data["results"][0]
-    result = record.get("result", record)
+def _comparison(data: Mapping[str, Any]) -> "Figure":
+    """Returns the figure of a comparison with the curves that its file keeps."""
+    record, result = _first(data)
     curves = {
         arm: [
             [{"step": step} | dict(zip(result["scores"], values)) for step, *values in run]
@@ -42,15 +63,20 @@ def of_pairs(_module: str, data: Mapping[str, Any], path: pathlib.Path) -> None:
         ]
         for arm, runs in record["curves"].items()
     }
-    pictures.save(paired_runs.comparison(result, curves), path)
+    return paired_runs.comparison(result, curves)
+
+
+def _first(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the record and the result of a comparison, the first one of a file of several."""
+    record = data if "result" in data else data["results"][0]
+    return record, record.get("result", record)
 
 
 def copy_curves(name: str, workdir: pathlib.Path) -> None:
     """Adds {arm: [[step, score, ...] of each evaluation of each run]} to a file of results."""
     path = RESULTS / f"{name}.json"
     data = json.loads(path.read_text())
-    record = data if "result" in data else data["results"][0]
-    result = record.get("result", record)
+    record, result = _first(data)
     arms = next(iter(result["scores"].values()))
     record["curves"] = {
         arm: [_curve(workdir / arm / f"seed-{seed}", result) for seed in range(result["pairs"])]
@@ -69,36 +95,17 @@ def _curve(run: pathlib.Path, result: Mapping[str, Any]) -> list[list[float]]:
     ]
 
 
-# {picture: (how it is drawn, module of the benchmark)}; the data is NAME.json
-PICTURES: dict[str, tuple[Callable, str]] = {
-    "compare_cpu": (of_pairs, ""),
-    "coordinates_cpu": (by_plot, "coordinates"),
-    "distance_cpu": (by_plot, "distance"),
-    "encoders_cpu": (by_draw, "encoders"),
-    "growth_cpu": (by_plot, "growth"),
-    "history_cpu": (by_draw, "history"),
-    "length": (by_draw, "length"),
-    "objectives_cpu": (by_draw, "objectives"),
-    "positions_cpu": (by_draw, "positions"),
-    "preferences_cpu": (by_draw, "preferences"),
-    "realformer_cpu": (of_pairs, ""),
-    "representations_cpu": (by_draw, "representations"),
-}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", choices=[[], *PICTURES], help="default: all")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; default: all")
     parser.add_argument("--curves", type=pathlib.Path, help="folder of the comparison's runs")
     arguments = parser.parse_args()
     for name in arguments.names or PICTURES:
         if arguments.curves:
             copy_curves(name, arguments.curves)
-        draw, module = PICTURES[name]
-        draw(module, json.loads((RESULTS / f"{name}.json").read_text()), RESULTS / f"{name}.png")
-        print(f"{name}.png", file=sys.stderr)
+        redraw(name)
 
 
 if __name__ == "__main__":

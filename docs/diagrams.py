@@ -13,6 +13,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -120,7 +121,7 @@ def traced(trace: Callable[[], Any], params) -> Box:
         box = boxes.setdefault(path, Box(path[-1] if path else "", type(context.module).__name__))
         result = call(*arguments, **options)
         if context.method_name == "__call__" or not box.shape:
-            box.shape = next((x.shape for x in jax.tree.leaves(result) if x_is_array(x)), box.shape)
+            box.shape = next((x.shape for x in jax.tree.leaves(result) if is_array(x)), box.shape)
         # The largest, because a module that is initialized does not have all of them at first.
         own = size_of(context.module.variables.get("params", {}))
         single[path] = max(own, single.get(path, 0))
@@ -161,7 +162,7 @@ def task_of(path: str):
         return resolve(config, workdir).task()
 
 
-def x_is_array(x) -> bool:
+def is_array(x) -> bool:
     return hasattr(x, "shape") and len(x.shape) > 1
 
 
@@ -236,8 +237,7 @@ def placed(box: Box, x: int, y: int, width: int) -> tuple[list[str], int]:
         height += GAP
     elif box.parts:
         names = ", ".join(part_name(part) for part in box.parts)
-        room = int((width - 2 * INSET) / 6.6)
-        lines = wrapped(names, room)
+        lines = textwrap.wrap(names, int((width - 2 * INSET) / 6.6))
         for number, line in enumerate(lines):
             inner.append(text(x + INSET, y + height + 12 + 17 * number, line, **SMALL))
         height += 17 * len(lines) + 2
@@ -259,19 +259,8 @@ def placed(box: Box, x: int, y: int, width: int) -> tuple[list[str], int]:
 
 def part_name(box: Box) -> str:
     name = f"{box.name} {rounded(box.size)}"
-    return f"{box.repeats} x {name}" if box.repeats > 1 else name
-
-
-def wrapped(names: str, room: int) -> list[str]:
-    lines = [""]
-    for word in names.split(", "):
-        joined = f"{lines[-1]}, {word}" if lines[-1] else word
-        if len(joined) > room and lines[-1]:
-            lines[-1] += ","
-            lines.append(word)
-        else:
-            lines[-1] = joined
-    return lines
+    name = f"{box.repeats} x {name}" if box.repeats > 1 else name
+    return name.replace(" ", "\xa0")  # so that no line ends within it
 
 
 def text(x: int, y: int, content: str, **style) -> str:

@@ -1,4 +1,4 @@
-"""Progress without a terminal: plain lines, their metrics and the remaining time."""
+"""Progress in a terminal and elsewhere, tables of evaluations, and answers to typed lines."""
 
 import io
 import math

@@ -354,14 +354,14 @@ def _with_rows(config, overrides: Overrides, data: Mapping[str, Any] | None) -> 
     """Returns the overrides with the keys of the files to which the rows `data` are written."""
     if not data:
         return overrides
+    from transformer_jax.data import given  # which few runs need
+
     pairs = [*(overrides.items() if isinstance(overrides, Mapping) else overrides)]
     values = config if isinstance(config, ConfigDict) else configs.read(config)
     values = ConfigDict(values)
     for key, value in pairs:
         if key in ("data.cache", "data.text_field"):
             configs.set_key(values, key, value)
-    from transformer_jax.data import given
-
     return [*pairs, *given.keys(data, values).items()]
 
 

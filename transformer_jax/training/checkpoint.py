@@ -68,13 +68,12 @@ class Checkpoints:
         self._config = config
         self._is_frozen = is_frozen
         self._frozen: str | None = None  # the digest of the frozen parameters, written only once
-        self._best_metric = config.best_metric
-        self._sign = -1 if config.best_mode == "min" else 1
         self._saving: int | None = None  # the step of the latest save, which errors name
         self._verified: set[int] = set()  # steps that need not be compared with their digests again
         self._has_digests = isinstance(self.folder, pathlib.Path)
         if isinstance(self.folder, buckets.Path):
             assume_flat_buckets()
+        self._score = partial(rank, config)
         if read_only:
             options = reading(self._score)
         else:
@@ -303,14 +302,16 @@ class Checkpoints:
             )
         return int(name)
 
-    def _score(self, metrics) -> float:
-        """Returns the score of a checkpoint, negated if lower is better.
 
-        A score that is missing or not finite is the worst.
-        """
-        value = metrics.get(self._best_metric)
-        is_number = value is not None and math.isfinite(value)
-        return self._sign * value if is_number else -math.inf
+def rank(config, scores: Mapping[str, float | None]) -> float:
+    """Returns the score that decides which evaluation is the best, negated if lower is better.
+
+    `config` is config.checkpoint. A score that is missing or not finite is the worst.
+    """
+    score = scores.get(config.best_metric)
+    if score is None or not math.isfinite(score):
+        return -math.inf
+    return score if config.best_mode == "max" else -score
 
 
 def _restored_sums(saved: dict, abstract_metrics):

@@ -35,7 +35,7 @@ class Subject(NamedTuple):
     Attributes:
       name: the last two parts of its workdir, such as runs/quickstart.
       folder: the local folder of its files.
-      config: returns the values of its config, by key.
+      config: returns the values of its config, by key. A function, because TensorBoard needs none.
       revision: the commit of the checkout, or None.
       start: the step at which this process began or resumed it.
     """

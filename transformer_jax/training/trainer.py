@@ -35,7 +35,7 @@ from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import Mirror, appearing, write_whole
 from transformer_jax.training import optimizer, trackers, warm_start
 from transformer_jax.training import step as training_step
-from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.checkpoint import Checkpoints, rank
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Abandoned, Stop, Watchdog
 from transformer_jax.training.trackers import Subject, Trackers, revision
@@ -434,8 +434,9 @@ class Trainer:
         if self.start >= self._num_steps:
             return
         config = self.config
-        for line in opening(self):
-            say(line)
+        if hosts.index() == 0:  # the same would be said by every process
+            for line in opening(self):
+                say(line)
         for line in configs.interval_warnings(config.train, config.checkpoint, config.optimizer):
             say(line)
         if recorded and self.start:
@@ -1021,13 +1022,13 @@ class Patience:
         """`evaluations` are the recorded ones, each {name: score}; only process 0 needs them."""
         self._limit = config.train.patience
         self._metric = config.checkpoint.best_metric
-        self._sign = 1 if config.checkpoint.best_mode == "max" else -1
+        self._checkpoint = config.checkpoint
         self._best = -math.inf
         self._waited = 0  # evaluations since the best score
         self.over = False
         for scores in evaluations:
             if self._metric in scores:
-                self._count(scores[self._metric])
+                self._count(scores)
         self._decide()
 
     def add(self, scores: dict[str, float]) -> None:
@@ -1039,7 +1040,7 @@ class Patience:
                 f"config.checkpoint.best_metric={self._metric}: not measured, and "
                 f"config.train.patience={self._limit} needs it; measured are {', '.join(scores)}"
             )
-        self._count(scores[self._metric])
+        self._count(scores)
         self._decide()
         if self.over:
             say(f"the run ends here: {self.reason}")
@@ -1052,10 +1053,9 @@ class Patience:
             f"(config.train.patience={self._limit})"
         )
 
-    def _count(self, score: float | None) -> None:
-        """Counts a score. One that is not finite, which records hold as None, never improves."""
-        is_finite = score is not None and math.isfinite(score)
-        value = self._sign * score if is_finite else -math.inf
+    def _count(self, scores: dict[str, float | None]) -> None:
+        """Counts an evaluation. A score that is not finite never improves."""
+        value = rank(self._checkpoint, scores)
         self._waited = 0 if value > self._best else self._waited + 1
         self._best = max(self._best, value)
 
@@ -1182,13 +1182,12 @@ def closing(trainer: Trainer, reporter: "Reporter") -> list[str]:
     done = f"update {trainer.step:,} of {reporter.num_steps:,}"
     tokens = f"{trainer.totals['tokens']:,.0f} tokens in all"
     uses = (use for name, use in _USES.items() if callable(getattr(trainer.task, name, None)))
-    program, _, flags = (trainer.task.program or next(uses, "evaluate")).partition(" --")
-    flags = flags and f"--{flags}"
+    use = trainer.task.program or next(uses, "evaluate")
     lines = {
         "done": f"{done} after {seconds / 60:.1f} minutes, {tokens}",
         "best": reporter.best and str(reporter.best),
         "curves": f"{trainer.workdir}/curves.png",
-        "next": f"python -m transformer_jax.{program} --workdir={trainer.workdir} {flags}".strip(),
+        "next": f"python -m transformer_jax.{use} --workdir={trainer.workdir}",
     }
     return [f"{name:<11}{line}" for name, line in lines.items() if line]
 
@@ -1330,13 +1329,11 @@ class Reporter:
 
     def _is_best(self, step: int, scores: dict[str, float | None]) -> bool:
         """Counts an evaluation, and returns whether it is the best so far."""
-        score = scores.get(self._checkpoint.best_metric) if self._checkpoint else None
-        if score is None or not math.isfinite(score):
+        value = rank(self._checkpoint, scores) if self._checkpoint else -math.inf
+        if value == -math.inf or (self.best and value <= self.best.rank):
             return False
-        sign = 1 if self._checkpoint.best_mode == "max" else -1
-        if self.best and sign * score <= sign * self.best.score:
-            return False
-        self.best = Best(self._checkpoint.best_metric, score, step)
+        metric = self._checkpoint.best_metric
+        self.best = Best(metric, scores[metric], step, value)
         return True
 
     def _writing(self) -> contextlib.AbstractContextManager:
@@ -1349,6 +1346,7 @@ class Best(NamedTuple):
     metric: str
     score: float
     step: int
+    rank: float  # by which evaluations are compared
 
     def __str__(self):
         return f"{self.metric} {self.score:.4f} at step {self.step:,}"
