@@ -12,7 +12,7 @@ from tests.test_prompting import gpt_run
 from transformer_jax import evaluate
 from transformer_jax.config import UserError
 from transformer_jax.inference import zero_shot
-from transformer_jax.inference.causal import Likelihood
+from transformer_jax.inference.log_probabilities import Likelihood
 
 
 @pytest.fixture(scope="module")

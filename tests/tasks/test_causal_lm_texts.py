@@ -116,9 +116,21 @@ def test_log_likelihoods_are_those_of_the_model(gpt):
 
 def test_a_scored_text_follows_an_end_token_where_documents_are_masked(tmp_path):
     task = make_task(build(tmp_path, data__mask_documents=True))
-    ids = [task.tokenizer.eos_id, *task.tokenizer.encode(["the cat sat"])[0]]
-    ((context, continuation),) = task._scorer([0.0], task.model).encoded([("the cat", " sat")])
-    assert context + continuation == ids
+    ids = task.tokenizer.encode("the cat")
+    assert task.scoring.started(ids) == [task.tokenizer.eos_id, *ids]
+
+
+def test_log_probability_sums_the_tokens_of_a_text(gpt):
+    texts = ["the cat sat", "", "a dog"]
+    found = list(gpt.task.log_probability(gpt.params, texts))
+    likelihoods = gpt.task.log_likelihoods(gpt.params, [("", text) for text in texts])
+    for score, likelihood in zip(found, likelihoods, strict=True):
+        assert score.log_prob == pytest.approx(likelihood.log_prob, abs=1e-6)
+        assert len(score.tokens) == len(score.log_probs) == likelihood.tokens
+        assert score.log_prob == pytest.approx(sum(score.log_probs), abs=1e-5)
+    assert found[1] == (0.0, [], [])
+    with pytest.raises(UserError, match="within_word: it is for scores by masks"):
+        gpt.task.log_probability(gpt.params, texts, within_word=True)
 
 
 @pytest.mark.parametrize(

@@ -378,3 +378,20 @@ def test_a_model_that_fills_no_masks_is_refused(tmp_path):
     config.model = configs.experiment(model=xlnet, task=dict(name="masked_lm")).model
     with pytest.raises(UserError, match="config.model.name='xlnet': does not fill masks"):
         make_task(config)
+
+
+def test_a_masked_model_says_what_scores_will_cost(trained, capsys):
+    _, _, task, params = trained
+    found = list(task.log_probability(params, ["the cat sat", "a dog ran"]))
+    rows = sum(len(score.tokens) for score in found)
+    assert f"{rows} rows for 2 texts" in capsys.readouterr().err
+    pairs = [("the cat", " sat"), ("", "a dog ran")]
+    parts = list(task.log_likelihoods(params, pairs))
+    assert parts[1].log_prob == pytest.approx(found[1].log_prob, abs=1e-5)
+    assert parts[0].log_prob == pytest.approx(sum(found[0].log_probs[-parts[0].tokens :]), abs=1e-5)
+
+
+def test_a_text_of_unknown_pieces_is_refused(trained):
+    _, _, task, params = trained
+    with pytest.raises(UserError, match="text 2: the tokenizer knows no piece of it"):
+        list(task.log_probability(params, ["the cat", "日本"]))

@@ -27,15 +27,15 @@ def text_frame(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
     return ((), (sep, cls)) if model.cls_last else ((cls,), (sep,))
 
 
-def with_start(ids: list[int], tokenizer, data) -> list[int]:
+def with_start(ids: list[int], tokenizer, mask_documents: bool) -> list[int]:
     """Returns the ids with the tokens in front that start a document in training, if any.
 
-    `data` is `config.data`. With `data.mask_documents`, the end token comes first in each document.
-    The tokens follow that the tokenizer puts in front of a text. Without either, the end token is
-    used if there are no ids, because a model must read at least one token.
+    With `config.data.mask_documents`, the end token comes first in each document. The tokens follow
+    that the tokenizer puts in front of a text. Without either, the end token is used if there are
+    no ids, because a model must read at least one token.
     """
     ids = [*tokenizer.prefix, *ids]
-    return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids
+    return [tokenizer.eos_id, *ids] if mask_documents or not ids else ids
 
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -10,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
-from ml_collections import ConfigDict
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs
@@ -22,7 +20,7 @@ from transformer_jax.data.tokenizers.chat import Prompt, as_messages
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference import attention, batching
-from transformer_jax.inference.batching import chunks, in_order, longest_first, padded, rounded_up
+from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.beam_search import (
     BestContinuations,
     ScoredContinuation,
@@ -36,155 +34,17 @@ from transformer_jax.inference.generation import (
     Sampling,
     sampling_from,
 )
+from transformer_jax.inference.log_probabilities import LeftToRight, TextScores
 from transformer_jax.inference.token_constraints import Constraints, end_ids
-from transformer_jax.layers.embeddings import check_ids, token_log_probs
 from transformer_jax.pictures.attention_maps import Attended
-
-# ----------------------------------------------------------------------- log-probabilities of texts
 
 # Lengths are padded to multiples of this, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
-# Batches that are read ahead and sorted by length together, which saves padding. It is not all of
-# them, because the pairs may be a stream.
-_SORTED_BATCHES = 16
 
 
 class NextToken(NamedTuple):
     token: str  # for display, with visible spaces and line ends
     probability: float
-
-
-class Likelihood(NamedTuple):
-    log_prob: float  # log P(continuation | context)
-    greedy: bool  # whether each token was the likeliest one: greedy decoding would return it
-    tokens: int  # of the continuation
-
-
-@dataclasses.dataclass(frozen=True)
-class Scorer:
-    """Scores continuations with a causal language model, `batch` at a time, and lists next tokens.
-
-    The rows of a batch are split over the devices of `placement`, so their number must divide
-    `batch`. `with_start(ids)` puts the token that starts a document in training in front of a text.
-    See CausalUse.log_likelihoods and CausalUse.next_tokens.
-    """
-
-    model: Any  # the Linen module
-    tokenizer: Any
-    with_start: Callable[[list[int]], list[int]]
-    batch: int
-    placement: Placement
-
-    def texts(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
-        """Yields the likelihood of each (context, continuation)."""
-        for chunk in chunks(pairs, _SORTED_BATCHES * self.batch):
-            yield from self.tokens(params, self.encoded(chunk))
-
-    def encoded(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Returns the token ids of contexts and continuations.
-
-        Spaces at the end of a context are counted as part of the continuation, because the
-        tokenizer joins them to the word that follows. For the same reason, a token that spans the
-        end of the context belongs to the continuation.
-        """
-        # "The cat" + " sat" and "The cat " + "sat" must get the same score.
-        contexts = [context.rstrip() for context, _ in pairs]
-        texts = self.tokenizer.encode([context + continuation for context, continuation in pairs])
-        pairs_of_ids = []
-        for ids, context_ids in zip(texts, self.tokenizer.encode(contexts)):
-            # The split is where the ids begin to differ, because the whole text is encoded at once,
-            # as in training, and its first tokens may differ from those of the context alone.
-            border = len(os.path.commonprefix([ids, context_ids]))
-            pairs_of_ids.append((self.with_start(ids[:border]), ids[border:]))
-        return pairs_of_ids
-
-    def tokens(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[Likelihood]:
-        """Like `texts`, but for token ids."""
-        for number, (context, continuation) in enumerate(pairs, 1):
-            self._check(f"pair {number}", context, continuation)
-        longest = self.model.window + 1  # the last token is predicted, but not read
-        rows = [
-            ((context + continuation)[-longest:], len(continuation))
-            for context, continuation in pairs
-        ]
-        return in_order(self._scored(params, rows))
-
-    def next_tokens(self, params, prompts: Iterable[str], top_k: int) -> Iterator[list[NextToken]]:
-        """Yields the `top_k` likeliest next tokens of each prompt."""
-        for texts in chunks(prompts, self.batch):
-            ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
-            rows = [row[-self.model.window :] for row in ids]
-            length = min(rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE), self.model.window)
-            # Rows that pad the batch have one token, because an index of -1 would be the last one.
-            lengths = np.ones(self.batch, np.int32)
-            lengths[: len(rows)] = [len(row) for row in rows]
-            read = padded(rows, length, self.batch), lengths
-            placement = self.placement.dividing(length=length)
-            computed = hosts.run(_likeliest_next, self.model, placement, params, read, top_k)
-            log_probs, likeliest = jax.device_get(computed)
-            for row in range(len(rows)):
-                pieces = self.tokenizer.pieces(likeliest[row].tolist())
-                yield list(map(NextToken, pieces, np.exp(log_probs[row]).tolist()))
-
-    def _check(self, name: str, context: Sequence[int], continuation: Sequence[int]) -> None:
-        if not len(context):
-            raise UserError(f"{name}: the context is empty; begin a document with eos_id")
-        try:
-            check_ids(np.array([*context, *continuation]), self.model.vocab_size)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
-        if len(continuation) and max(continuation) >= self.model.num_outputs:
-            raise UserError(
-                f"{name}: the id {max(continuation)} belongs to no token, because the tokenizer "
-                f"has {self.model.num_outputs}"
-            )
-        if len(continuation) > self.model.window:
-            raise UserError(
-                f"{name}: the continuation has {len(continuation)} tokens: must have at most "
-                f"config.model.max_length={self.model.max_length}"
-            )
-
-    def _scored(
-        self, params, rows: list[tuple[list[int], int]]
-    ) -> Iterator[tuple[int, Likelihood]]:
-        """Yields (index of a row, its likelihood). A row is (ids, how many at the end to score)."""
-        # Sorted, so that rows of similar lengths share a batch and hold little padding.
-        for numbers in chunks(longest_first([len(ids) for ids, _ in rows]), self.batch):
-            chosen = [rows[number] for number in numbers]
-            length = rounded_up(len(chosen[0][0]) - 1, _LENGTH_MULTIPLE)
-            length = min(length, self.model.window)
-            tokens = padded([ids for ids, _ in chosen], length + 1, self.batch)
-            # A model that has read token i predicts token i + 1, so the weights are shifted by one.
-            weights = np.zeros((self.batch, length), np.int32)
-            for row, (ids, num_scored) in enumerate(chosen):
-                weights[row, len(ids) - 1 - num_scored : len(ids) - 1] = 1
-            # The length of a batch is not known when the mesh is chosen, which need not divide it.
-            placement = self.placement.dividing(length=length)
-            scores = jax.device_get(
-                hosts.run(_score, self.model, placement, params, tokens, weights)
-            )
-            for number, (_, num_scored), log_prob, greedy in zip(numbers, chosen, *scores):
-                yield number, Likelihood(float(log_prob), bool(greedy), num_scored)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _score(
-    model, placement, params, tokens: Int[Array, "B read"], weights: Int[Array, "B L"]
-) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Returns the summed log-probability (B,) of the tokens with weight 1, and whether each of them
-    is the likeliest token (B,).
-
-    `tokens` is (B, L + 1); `weights` (B, L) are the weights of the tokens from the second on.
-    """
-    with placement.use():
-        tokens, weights = split_rows((tokens, weights))
-        hidden = model.apply({"params": params}, Inputs(tokens[:, :-1]), method="hidden")
-        # The output layer is passed on rather than applied, so that the logits of all positions
-        # never exist at once.
-        output = model.apply({"params": params}, method="limited_output")
-        log_probs, likeliest = token_log_probs(hidden, output, tokens[:, 1:])
-        log_prob = jnp.sum(log_probs * weights, axis=1)
-        return gathered((log_prob, jnp.all(likeliest | (weights == 0), axis=1)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
@@ -206,12 +66,12 @@ def _likeliest_next(
 # --------------------------------------------------------- the uses of a task whose model is causal
 
 
-class CausalUse:
+class CausalUse(TextScores):
     """The methods of a task whose model is of the kind Causal."""
 
-    config: ConfigDict
-    model: Any
-    tokenizer: Any
+    @property
+    def scoring(self) -> LeftToRight:
+        return LeftToRight(self.model, self.tokenizer, self.config.data.mask_documents)
 
     @property
     def limited_model(self) -> Any:
@@ -411,11 +271,30 @@ class CausalUse:
             raise UserError(
                 f"top_k={top_k}: must be from 1 to {model.num_outputs}, the number of tokens"
             )
-        return self._scorer(params, model).next_tokens(params, arguments.as_texts(prompts), top_k)
+        return self._next_tokens(params, model, arguments.as_texts(prompts), top_k)
+
+    def _next_tokens(self, params, model, prompts, top_k: int) -> Iterator[list[NextToken]]:
+        on_devices = Placement.of(params, self.config.mesh)
+        batch = on_devices.rows(self.config.decode.batch)
+        for texts in chunks(prompts, batch):
+            ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
+            rows = [row[-model.window :] for row in ids]
+            length = min(rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE), model.window)
+            # Rows that pad the batch have one token, because an index of -1 would be the last one.
+            lengths = np.ones(batch, np.int32)
+            lengths[: len(rows)] = [len(row) for row in rows]
+            read = padded(rows, length, batch), lengths
+            # The length of a batch is not known when the mesh is chosen, which need not divide it.
+            placement = on_devices.dividing(length=length)
+            computed = hosts.run(_likeliest_next, model, placement, params, read, top_k)
+            log_probs, likeliest = jax.device_get(computed)
+            for row in range(len(rows)):
+                pieces = self.tokenizer.pieces(likeliest[row].tolist())
+                yield list(map(NextToken, pieces, np.exp(log_probs[row]).tolist()))
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids with the token in front that starts a document in training, if any."""
-        return batching.with_start(ids, self.tokenizer, self.config.data)
+        return batching.with_start(ids, self.tokenizer, self.config.data.mask_documents)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text or, with `pieces`, its tokens.
@@ -437,35 +316,6 @@ class CausalUse:
             stack="decoder",
             pieces=pieces,
         )
-
-    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
-        """Yields log P(continuation | context) for each (context, continuation), in order.
-
-        With an empty context, the continuation starts a document. The context of a text that is too
-        long for the model is cut on the left. The probabilities are over the whole vocabulary, as
-        in the training loss and in other libraries, also where it is larger than the tokenizer.
-
-        Examples:
-          >>> task, params = transformer_jax.open_run("runs/gpt")
-          >>> right, wrong = task.log_likelihoods(params, [("The c", "at"), ("The c", "xq")])
-          >>> right.log_prob > wrong.log_prob
-          True
-        """
-        return self._scorer(params, self.model).texts(params, pairs)
-
-    def token_log_likelihoods(
-        self, params, pairs: Sequence[tuple[list[int], list[int]]]
-    ) -> Iterator[Likelihood]:
-        """Like `log_likelihoods`, but for token ids.
-
-        Raises UserError for an empty context, and for ids that are not in the vocabulary.
-        """
-        return self._scorer(params, self.model).tokens(params, pairs)
-
-    def _scorer(self, params, model) -> Scorer:
-        placement = Placement.of(params, self.config.mesh)
-        batch = placement.rows(self.config.decode.batch)
-        return Scorer(model, self.tokenizer, self.with_start, batch, placement)
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:

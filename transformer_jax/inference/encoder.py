@@ -15,6 +15,7 @@ from transformer_jax.data import arguments
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference import attention, batching
 from transformer_jax.inference.filling import Filling, Reader
+from transformer_jax.inference.log_probabilities import Masked, Scoring, TextScores
 from transformer_jax.pictures.attention_maps import Attended
 
 # ----------------------------------------------------------------------- the hidden states of texts
@@ -149,8 +150,12 @@ class EncoderStates(StatesUse):
         )
 
 
-class EncoderUse(EncoderStates):
+class EncoderUse(TextScores, EncoderStates):
     """The methods of a task that trains an Encoder to fill masks."""
+
+    @property
+    def scoring(self) -> Scoring:
+        return Masked(self.model, self.tokenizer)
 
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"

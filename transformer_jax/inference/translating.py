@@ -17,6 +17,7 @@ from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.encoder import StatesUse
+from transformer_jax.inference.log_probabilities import EncoderDecoder, Scoring, TextScores
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.token_constraints import end_ids
 from transformer_jax.pictures.attention_maps import Attended
@@ -187,11 +188,15 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
 # --------------------------------------------- the uses of a task whose model is an encoder-decoder
 
 
-class SequenceToSequenceUse(StatesUse):
+class SequenceToSequenceUse(TextScores, StatesUse):
     """The methods of a task whose model is of the kind SequenceToSequence.
 
     The tokenizer of such a task is a pair with the attributes `source` and `target`.
     """
+
+    @property
+    def scoring(self) -> Scoring:
+        return EncoderDecoder(self.model, self.tokenizer)
 
     @property
     def text_tokenizer(self):

@@ -98,7 +98,7 @@ class PreferenceTask:
     def _started(self, ids: list[int]) -> list[int]:
         if self.model.kind != "causal":
             return ids
-        return batching.with_start(ids, self.tokenizer, self.config.data)
+        return batching.with_start(ids, self.tokenizer, self.config.data.mask_documents)
 
     def preferred(self, batch) -> Float[Array, "B 1"]:
         """Returns the probabilities that the better of two completions is preferred."""

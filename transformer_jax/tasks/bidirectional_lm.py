@@ -10,6 +10,7 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.texts import BothWaysTexts
 from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.inference.log_probabilities import Forward
 from transformer_jax.objectives.texts import (
     TextTask,
     carried_states,
@@ -47,6 +48,10 @@ class BidirectionalLM(EncoderUse, TextTask):
     @cached_property
     def texts(self) -> BothWaysTexts:
         return BothWaysTexts(self.config, self.length, self.model.max_characters)
+
+    @property
+    def scoring(self) -> Forward:
+        return Forward(self.model, self.tokenizer)
 
     def batch_spec(self, row_shape: int):
         both = (self.length, 2)

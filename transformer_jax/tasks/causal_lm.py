@@ -11,6 +11,7 @@ from transformer_jax.data import arguments
 from transformer_jax.data.texts import TextWindows
 from transformer_jax.inference import lowering
 from transformer_jax.inference.generation import Sampling
+from transformer_jax.inference.log_probabilities import LeftToRight
 from transformer_jax.objectives.texts import NextTokens, carried_states, perplexities, perplexity
 from transformer_jax.pictures.progress import say
 
@@ -53,6 +54,11 @@ class CausalLM(NextTokens):
     @cached_property
     def texts(self) -> TextWindows:
         return TextWindows(self.config, self.length, self.carry)
+
+    @property
+    def scoring(self) -> LeftToRight:
+        segment = self.length if self.carry else None
+        return dataclasses.replace(super().scoring, segment=segment)
 
     def batch_spec(self, row_shape: int):
         keys = ["tokens", "labels", "weights"]

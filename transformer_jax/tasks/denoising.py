@@ -5,7 +5,8 @@ from functools import cached_property
 
 from transformer_jax.config import Fraction, UserError
 from transformer_jax.data import arguments, tokenizers
-from transformer_jax.data.noises import NUM_SENTINELS, Composition, DenoisingRows
+from transformer_jax.data.noises import NUM_SENTINELS, Composition, DenoisingRows, Pieces
+from transformer_jax.inference.log_probabilities import EncoderDecoder
 from transformer_jax.inference.translating import Translator, check_lengths
 from transformer_jax.objectives.texts import PairTask
 
@@ -59,6 +60,16 @@ class Denoising(PairTask):
     def _is_read(self) -> bool:
         """Whether the tokenizer already exists, so that its size is fixed."""
         return bool(self.tokenizer_folder or self.config.data.tokenizer_files)
+
+    @property
+    def scoring(self) -> EncoderDecoder:
+        """The whole text is missing from the source: a sentinel or a mask stands in its place."""
+        pieces = Pieces.of(self.tokenizer.source)
+        if self.noise.num_sentinels(self.source_length):
+            sentinel = (pieces.size - 1,)
+            return EncoderDecoder(self.model, self.tokenizer, blank=sentinel, lead=sentinel)
+        blank = (pieces.mask_id,) if self.noise.masks else ()
+        return EncoderDecoder(self.model, self.tokenizer, blank=blank)
 
     @property
     def translator(self) -> Translator:

@@ -13,6 +13,7 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
 from transformer_jax.data.packing import MaskedColumnRows
 from transformer_jax.inference import attention
+from transformer_jax.inference.log_probabilities import Unified
 from transformer_jax.inference.translating import most_tokens
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.tasks.text_to_text import TextToText
@@ -67,6 +68,10 @@ class MaskedTargets(TextToText):
         ).source
         shared.required("cls", "sep", "mask", user="a target by masks")
         return tokenizers.ContinuedPair(shared)
+
+    @property
+    def scoring(self) -> Unified:
+        return Unified(self.model, self.tokenizer.source, "sequence_to_sequence")
 
     def batch_spec(self, row_shape: int = 0):
         masked = ("masked_positions", "masked_labels", "masked_weights")

@@ -5,6 +5,7 @@ import dataclasses
 from transformer_jax.config import UserError
 from transformer_jax.contracts.model import token_types
 from transformer_jax.data.masking import OBJECTIVES, MixedRows, are_weights
+from transformer_jax.inference.log_probabilities import Unified
 from transformer_jax.tasks.masked_lm import MaskedLM
 
 
@@ -39,6 +40,10 @@ class MixedMasks(MaskedLM):
         # Pairs even without a next-sentence loss: sequence to sequence needs a source and a target.
         masked = vars(super().texts) | {"pairs": True}
         return MixedRows(**masked, shares=self.shares, types=types)
+
+    @property
+    def scoring(self) -> Unified:
+        return Unified(self.model, self.tokenizer)
 
     def batch_spec(self, row_shape: int):
         _, length, _ = self.phases[row_shape]

@@ -11,6 +11,7 @@ from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, permuted_rows, tokenizers
 from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.inference.log_probabilities import Permuted
 from transformer_jax.objectives.texts import TextTask
 
 _MIN_LENGTH = 16
@@ -62,6 +63,10 @@ class PermutedLM(EncoderUse, TextTask):
         tokenizer = super().tokenizer
         tokenizer.required("cls", "sep", user="permutation language modeling")
         return tokenizer
+
+    @property
+    def scoring(self) -> Permuted:
+        return Permuted(self.model, self.tokenizer)
 
     @property
     def _num_targets(self) -> int:

@@ -16,6 +16,7 @@ from transformer_jax.data import arguments
 from transformer_jax.data.masking import NUM_DRAWS, ReplacedRows
 from transformer_jax.inference.filling import Filling
 from transformer_jax.inference.generation import drawn
+from transformer_jax.inference.log_probabilities import Discriminator
 from transformer_jax.layers.embeddings import Output, map_logits
 from transformer_jax.objectives.texts import MaskedTextTask
 
@@ -66,6 +67,10 @@ class ReplacedTokens(MaskedTextTask):
             swaps=True,
             selected=self.selected,
         )
+
+    @property
+    def scoring(self) -> Discriminator:
+        return Discriminator(self.model, self.tokenizer)
 
     def _check_generator(self) -> None:
         """Raises UserError if the model is only a discriminator, as converted checkpoints are."""
