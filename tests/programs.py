@@ -46,6 +46,7 @@ _USES = {
     "generate",
     "draw",
     "predict",
+    "score",
     "transcribe",
     "translate",
 }

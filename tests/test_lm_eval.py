@@ -15,7 +15,8 @@ from tests.jitted import jitted
 from tests.programs import call, refused
 from tests.test_prompting import gpt_run
 from transformer_jax import lm_eval_adapter
-from transformer_jax.lm_eval_adapter import WorkdirLM, last_tokens, rolling_windows
+from transformer_jax.inference.log_probabilities import LeftToRight
+from transformer_jax.lm_eval_adapter import WorkdirLM, last_tokens
 
 TASKS = {  # the harness's three kinds of requests
     "choices": (
@@ -92,7 +93,12 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 8, 10])
 def test_rolling_windows_predict_each_token_once(size):
-    windows = list(rolling_windows(list(range(size)), 4, prefix=99))
+    scoring = LeftToRight(types.SimpleNamespace(window=4), tokenizer=None)
+    windows = []
+    for query in scoring.queries([99], list(range(size))):
+        read = query.row["tokens"]
+        windows.append((read[: query.positions[0] + 1], list(query.labels)))
+        assert [*read, query.labels[-1]] == [*windows[-1][0], *query.labels]
     assert list(itertools.chain.from_iterable(continuation for _, continuation in windows)) == list(
         range(size)
     )

@@ -8,6 +8,9 @@ inference/prompting.py for the format of the file. Flags such as --config.decode
 --zero_shot=wikitext2 --file=wiki.test.tokens evaluates a language model on one of the eight data
 sets of GPT-2's zero-shot table, by the measure that it reports; see inference/zero_shot.py.
 
+--minimal_pairs='blimp/*.jsonl' asks whether the right sentence of each pair is likelier than the
+wrong one, by file and by phenomenon; see inference/minimal_pairs.py.
+
 --against=DIR2 compares the run with another one, whose outputs for the same set are scored by the
 same measures. It prints both scores, their difference with its 95% confidence interval, and its
 p-value, by the paired bootstrap.
@@ -55,6 +58,30 @@ def define_flags() -> None:
         "Data set of GPT-2's zero-shot table, which --file holds, instead of --set.",
     )
     flags.DEFINE_string("file", None, "With --zero_shot: file of the data set.")
+    flags.DEFINE_string(
+        "minimal_pairs",
+        None,
+        "Files of pairs of a right and a wrong sentence, as JSON lines, instead of --set.",
+    )
+    flags.DEFINE_list(
+        "pair_keys",
+        ["sentence_good", "sentence_bad"],
+        "With --minimal_pairs: keys of the right and the wrong sentence.",
+    )
+    flags.DEFINE_enum(
+        "normalize",
+        "sum",
+        ["sum", "tokens", "characters"],
+        "With --minimal_pairs: what a log-probability is divided by: nothing, or the length.",
+    )
+    flags.DEFINE_bool(
+        "skip_equal", False, "With --minimal_pairs: leave out pairs whose sentences are equal."
+    )
+    flags.DEFINE_bool(
+        "within_word",
+        False,
+        "With --minimal_pairs and a masked model: also mask what follows in the same word.",
+    )
     flags.DEFINE_list(
         "shots", ["0"], "With --prompts: numbers of examples in each prompt, such as 0,1,8."
     )
@@ -67,6 +94,8 @@ def main() -> None:
         results = _in_context(options)
     elif options.zero_shot:
         results = _zero_shot(options)
+    elif options.minimal_pairs:
+        results = _minimal_pairs(options)
     elif options.against:
         results = {"set": options.set, "against": options.against, **_compared(options)}
     else:
@@ -87,9 +116,18 @@ def _check_flags(options) -> None:
     if options.zero_shot:
         if options.file is None:
             raise UserError("--zero_shot needs --file, your copy of the data set")
-        for name in ("prompts", "against", "set"):
-            if options[name].present:
-                raise UserError(f"--zero_shot and --{name}: give one of them")
+    for name in ("zero_shot", "minimal_pairs"):
+        for other in ("prompts", "against", "set", "minimal_pairs"):
+            if options[name].value and options[other].present and other != name:
+                raise UserError(f"--{name} and --{other}: give one of them")
+    for name in ("pair_keys", "normalize", "skip_equal", "within_word"):
+        if options[name].present and not options.minimal_pairs:
+            raise UserError(f"--{name} needs --minimal_pairs")
+    if len(options.pair_keys) != 2:
+        raise UserError(
+            f"--pair_keys={','.join(options.pair_keys)}: must be two keys, of the right and of the "
+            "wrong sentence"
+        )
 
 
 def _compared(options) -> dict:
@@ -125,6 +163,20 @@ def _zero_shot(options) -> dict:
     task, params = cli.open_run("token_log_likelihoods", "has log-likelihoods of texts", ALLOWED)
     scores = zero_shot.evaluate(task, params, options.zero_shot, options.file)
     return {"zero_shot": options.zero_shot, "file": options.file, **scores}
+
+
+def _minimal_pairs(options) -> dict:
+    """Returns the accuracies of --minimal_pairs."""
+    from transformer_jax.inference import minimal_pairs
+
+    # Read before the run is opened, which takes much longer.
+    keys = tuple(options.pair_keys)
+    pairs = minimal_pairs.read(options.minimal_pairs, keys, skip_equal=options.skip_equal)
+    task, params = cli.open_run("log_probability", "has log-probabilities of texts", ALLOWED)
+    results = minimal_pairs.evaluate(
+        task, params, pairs, normalize=options.normalize, within_word=options.within_word
+    )
+    return {"minimal_pairs": options.minimal_pairs, **results}
 
 
 def _shots(options, num_examples: int) -> list[int]:

@@ -33,21 +33,22 @@ except ImportError:
 
 @register_model("transformer_jax")
 class WorkdirLM(LM):
-    """The causal language model of a run, with the interface of lm_eval.api.model.LM.
+    """The language model of a run, with the interface of lm_eval.api.model.LM.
 
     Each method takes requests, whose arguments are in `args`, and returns the responses in order.
-    The harness also passes a batch size and a device, but the run's config is used instead.
+    The harness also passes a batch size and a device, but the run's config is used instead. Models
+    that are not causal score texts as `task.log_probability` does, and generate none.
     """
 
     def __init__(
         self, workdir: str, step: str = "best", overrides: Sequence[tuple[str, str]] = (), **_
     ):
-        from transformer_jax.inference.causal import CausalUse
+        from transformer_jax.inference.log_probabilities import TextScores
         from transformer_jax.runs.open import open_run
 
         super().__init__()
         self.task, self.params = open_run(workdir, step, overrides)
-        if not isinstance(self.task, CausalUse):
+        if not isinstance(self.task, TextScores):
             raise UserError(
                 f"--workdir={workdir}: its task is {self.task.config.task.name}: must be a "
                 "language model"
@@ -61,31 +62,19 @@ class WorkdirLM(LM):
         return [(likelihood.log_prob, likelihood.greedy) for likelihood in likelihoods]
 
     def loglikelihood_rolling(self, requests) -> list[float]:
-        """Returns log P(text) of each text."""
-        max_length = self.task.model.window
-        texts = self.task.tokenizer.encode([request.args[0] for request in requests])
-        prefix = self.task.with_start([])[-1]  # the context of a text's first token
-        text_numbers = []
-        windows = []
-        for number, ids in enumerate(texts):
-            for window in rolling_windows(ids, max_length, prefix):
-                text_numbers.append(number)
-                windows.append(window)
-        log_probs = [0.0] * len(texts)
-        # A chunk has several batches, so that the windows of several texts can be sorted by length.
-        size = 16 * self.task.config.decode.batch
-        with Bar("reading (windows)", len(windows)) as bar:
-            for start in range(0, len(windows), size):
-                numbers = text_numbers[start : start + size]
-                chunk = windows[start : start + size]
-                likelihoods = self.task.token_log_likelihoods(self.params, chunk)
-                for number, likelihood in zip(numbers, likelihoods):
-                    log_probs[number] += likelihood.log_prob
-                bar.advance(len(chunk))
-        return log_probs
+        """Returns log P(text) of each text, which a causal model reads in windows."""
+        texts = [request.args[0] for request in requests]
+        scores = self.task.log_probability(self.params, texts)
+        return [score.log_prob for score in track(scores, "reading", len(texts))]
 
     def generate_until(self, requests) -> list[str]:
-        """Returns the completion of each context."""
+        """Returns the completion of each context. Raises UserError unless the model is causal."""
+        if self.task.model.kind != "causal":
+            raise UserError(
+                f"--tasks: one of them asks for completions, which a run of config.task.name="
+                f"{self.task.config.task.name!r} does not write; take tasks of output_type "
+                "multiple_choice or loglikelihood"
+            )
         groups = {}  # indices of the requests with the same settings, which are completed together
         for number, request in enumerate(requests):
             key = json.dumps(request.args[1], sort_keys=True)
@@ -144,21 +133,6 @@ class WorkdirLM(LM):
             self.params, prompts, max_tokens=max_tokens, how=sampling, stop=stop, window="refuse"
         )
         return (continuation.text for continuation in continuations)
-
-
-def rolling_windows(
-    ids: list[int], length: int, prefix: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields pairs (context, continuation) that predict each token of a text exactly once.
-
-    The context of the first token is `prefix`. The continuations are disjoint windows of at most
-    `length` tokens. The last window is usually shorter, so it gets more context up to the same
-    length.
-    """
-    ids = [prefix, *ids]
-    for start in range(1, len(ids), length):
-        end = min(start + length, len(ids))
-        yield ids[max(end - length - 1, 0) : start], ids[start:end]
 
 
 def last_tokens(text: str, count: int, tokenizer) -> str:

@@ -333,6 +333,17 @@ class MixedTexts:
             content["mixture"] = [weight for _, weight in self.mixture]
         return content
 
+    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
+        """Returns the tokens that n-gram models count.
+
+        They are the whole training text, or a `Sample` of `num_bytes` bytes of a larger text.
+        """
+        sample = Sample(self.training_text(), num_bytes)
+        encodings = [encoded(block, tokenizer) for block in blocks(sample)]
+        if not sample.is_whole:
+            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
+        return np.concatenate(encodings)
+
     def check_streams(self, user: str) -> None:
         """Raises UserError for config keys that can't be combined with streams.
 
@@ -698,17 +709,6 @@ class TextWindows(MixedTexts):
             return Windows(tokens, self.length, data.mask_documents, key, restarts=self.carries)
 
         return self.train_rows(component, "stream" if self.carries else "shuffled")
-
-    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
-        """Returns the tokens that n-gram models count.
-
-        They are the whole training text, or a `Sample` of `num_bytes` bytes of a larger text.
-        """
-        sample = Sample(self.training_text(), num_bytes)
-        encodings = [encoded(block, tokenizer) for block in blocks(sample)]
-        if not sample.is_whole:
-            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
-        return np.concatenate(encodings)
 
     def evaluation(self, tokenizer, split: str, stride: int | None = None) -> rows.EvalRows:
         """Returns rows that predict each token of a split once, `stride` tokens per row.

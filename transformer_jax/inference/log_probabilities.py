@@ -136,7 +136,8 @@ class Scoring(abc.ABC):
             )
 
 
-def _at(hidden: Float[Array, "B L M"], positions: Int[Array, "B P"]) -> Float[Array, "B P M"]:
+def at(hidden: Float[Array, "B L M"], positions: Int[Array, "B P"]) -> Float[Array, "B P M"]:
+    """Returns the hidden states at the positions of predictions."""
     # Gathered before the projection to the vocabulary, which would cost most at all positions.
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
@@ -174,13 +175,13 @@ class LeftToRight(Scoring):
     def states(self, params, row, positions):
         tokens = row["tokens"]
         if self.segment is None or tokens.shape[1] <= self.segment:
-            return _at(self._hidden(params, Inputs(tokens)), positions)
+            return at(self._hidden(params, Inputs(tokens)), positions)
         carry, states = self.model.initial_carry(len(tokens)), []
         for start in range(0, tokens.shape[1], self.segment):
             segment = tokens[:, start : start + self.segment]
             hidden, carry = self.model.apply({"params": params}, segment, carry, method="advance")
             states.append(hidden)
-        return _at(jnp.concatenate(states, axis=1), positions)
+        return at(jnp.concatenate(states, axis=1), positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Masked(Scoring):
 
     def states(self, params, row, positions):
         inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
-        return _at(self._hidden(params, inputs), positions)
+        return at(self._hidden(params, inputs), positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +278,7 @@ class Unified(Scoring):
 
     def states(self, params, row, positions):
         inputs = Inputs(**{**row, "private": row["private"] > 0})
-        return _at(self._hidden(params, inputs), positions)
+        return at(self._hidden(params, inputs), positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +313,7 @@ class EncoderDecoder(Scoring):
             Inputs(row[side], segment_ids=row[f"{side}_segment_ids"])
             for side in ("source", "target")
         )
-        return _at(self._hidden(params, source, target), positions)
+        return at(self._hidden(params, source, target), positions)
 
     def flops(self, query):
         target = len(query.row["target"])
@@ -335,7 +336,7 @@ class Discriminator(Scoring):
 
     def states(self, params, row, positions):
         inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
-        return _at(self._hidden(params, inputs), positions)
+        return at(self._hidden(params, inputs), positions)
 
     def token_scores(self, params, row, positions, labels):
         states = self.states(params, row, positions)
@@ -359,7 +360,7 @@ class Forward(Scoring):
         tokens = jnp.stack([row["tokens"]] * 2, axis=2)
         carry = self.model.initial_carry(len(tokens))
         states, _ = self.model.apply({"params": params}, tokens, carry, method="advance")
-        return _at(states[:, :, 0], positions)
+        return at(states[:, :, 0], positions)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -236,8 +236,7 @@ def scores(
     counts of the rest. The entry "frequencies" is for unsmoothed bigrams: the loss over the bigrams
     that occur in `counted`, and the number of the others, whose probability is 0.
     """
-    split = len(counted) - min(max(len(counted) // 10, 1), _MOST_HELD_OUT)
-    held_out = NGrams.count(counted[:split], 3, vocab_size).occurrences(counted[split:])
+    held_out = _held_out(counted, vocab_size)
     occurrences = NGrams.count(counted, 3, vocab_size).occurrences(text)
     losses = {}
     for order, name in ((1, "unigram"), (2, "bigram")):
@@ -250,6 +249,28 @@ def scores(
         unseen = len(frequencies) - len(occurring)
         losses["frequencies"] = {"loss": _loss(occurring), "unseen": unseen}
     return losses
+
+
+def log_probabilities(
+    counted: Integer[np.ndarray, " N"], texts: Sequence[Sequence[int]], vocab_size: int, end: int
+) -> list[Float64[np.ndarray, " T"]]:
+    """Returns the log-probability of each token of each text, by the interpolated trigram model.
+
+    A text follows `end`, the separator of documents. The model is that of `scores`.
+    """
+    weights = _held_out(counted, vocab_size).fitted_weights()
+    # Two separators, because the tokens of one text must not be the context of the next.
+    joined = np.concatenate([np.array([end, end, *ids], np.int64) for ids in texts])
+    occurrences = NGrams.count(counted, 3, vocab_size).occurrences(joined)
+    log_probs = np.log(occurrences.interpolated(weights))
+    stops = np.cumsum([2 + len(ids) for ids in texts])
+    return [log_probs[stop - len(ids) : stop] for ids, stop in zip(texts, stops)]
+
+
+def _held_out(counted: Integer[np.ndarray, " N"], vocab_size: int) -> Occurrences:
+    """Returns the occurrences of the last tenth of a text in the rest, to fit smoothing on."""
+    split = len(counted) - min(max(len(counted) // 10, 1), _MOST_HELD_OUT)
+    return NGrams.count(counted[:split], 3, vocab_size).occurrences(counted[split:])
 
 
 def _loss(probabilities: np.ndarray) -> float:

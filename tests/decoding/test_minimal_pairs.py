@@ -1,0 +1,138 @@
+"""Minimal pairs: accuracies with ties, parts and intervals, baselines, and wrong files."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.conftest import build_gpt
+from tests.programs import call, refused
+from tests.tasks.conftest import trained
+from transformer_jax.config import UserError
+from transformer_jax.inference import minimal_pairs
+from transformer_jax.inference.log_probabilities import TextScore
+from transformer_jax.scores import ngrams
+
+
+def write(path, *pairs, **others):
+    """Writes pairs (good, bad) as JSON lines."""
+    lines = [{"sentence_good": good, "sentence_bad": bad, **others} for good, bad in pairs]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+class Lengths:
+    """A task whose log-probability of a text is minus its number of characters."""
+
+    scoring = types.SimpleNamespace(kind="exact")
+    tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(
+            encode=lambda texts: [text.split() for text in texts], unk_id=None
+        )
+    )
+
+    def log_probability(self, params, texts, within_word):
+        return (TextScore(-float(len(text)), text.split(), []) for text in texts)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "a.jsonl", ("abc", "abcd"), ("ab", "a"), ("ab c", "a bc"), field="f")
+    write(tmp_path / "b.jsonl", ("a", "ab"), field="f", linguistics_term="t")
+    return tmp_path
+
+
+def test_accuracies_by_file_and_phenomenon(folder):
+    pairs = minimal_pairs.read(f"{folder}/*.jsonl")
+    found = minimal_pairs.evaluate(Lengths(), None, pairs)
+    # Right, wrong and a tie in the first file, and right in the second.
+    assert found["accuracy"] == 2.5 / 4 and found["ties"] == 1 / 4 and found["pairs"] == 4
+    assert found["macro"] == (0.5 + 1) / 2
+    assert {name: each["accuracy"] for name, each in found["by_file"].items()} == {"a": 0.5, "b": 1}
+    assert found["by_field"]["f"]["pairs"] == 4 and found["by_term"]["t"]["pairs"] == 1
+    assert found["kind"] == "exact" and "ngrams" not in found["baselines"]
+    # All sentences of a pair have as many words, but for the last one of the first file.
+    assert found["baselines"]["shorter"]["accuracy"] == 0.5
+    by_character = minimal_pairs.evaluate(Lengths(), None, pairs, normalize="characters")
+    assert by_character["ties"] == 1
+
+
+def test_the_interval_is_wilsons():
+    for right, count in ((0, 10), (3, 10), (10, 10), (700, 1000)):
+        expected = stats.binomtest(right, count).proportion_ci(method="wilson")
+        found = minimal_pairs._interval(right / count, count)
+        assert found == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"sentence_good": "a"}', "x.jsonl:2: no text under 'sentence_bad'; --pair_keys"),
+        ("[1]", "x.jsonl:2: no text under 'sentence_good'"),
+        ("{", "x.jsonl:2: not JSON"),
+        (
+            '{"sentence_good": "a", "sentence_bad": "a"}',
+            "x.jsonl:2: both sentences are 'a'; --skip_equal",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, message):
+    path = write(tmp_path / "x.jsonl", ("a", "b"))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(UserError, match=message):
+        minimal_pairs.read(str(path))
+
+
+def test_files_and_keys(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="empty.jsonl: no pairs in it"):
+        minimal_pairs.read(f"{tmp_path}/empty.jsonl")
+    with pytest.raises(UserError, match="--minimal_pairs=.*none: no such file"):
+        minimal_pairs.read(f"{tmp_path}/none")
+    (tmp_path / "own.jsonl").write_text(
+        '{"right": "a", "wrong": "b"}\n{"right": "c", "wrong": "c"}'
+    )
+    pairs = minimal_pairs.read(f"{tmp_path}/own.jsonl", ("right", "wrong"), skip_equal=True)
+    assert [(pair.good, pair.bad) for pair in pairs] == [("a", "b")]
+    assert "own.jsonl:2" in capsys.readouterr().err
+
+
+def test_ngrams_score_a_text_by_itself():
+    """As the model that `scores` evaluates, whose loss is a mean over all tokens."""
+    random = np.random.default_rng(0)
+    counted = random.integers(0, 6, 2000)
+    texts = [random.integers(1, 6, length).tolist() for length in (4, 1, 9)]
+    found = ngrams.log_probabilities(counted, texts, 6, end=0)
+    assert [len(each) for each in found] == [4, 1, 9]
+    for text, log_probs in zip(texts, found):
+        whole = np.array([0, 0, *text])
+        loss = ngrams.scores(counted, whole[1:], 6)["trigram"]["loss"]
+        assert -log_probs.mean() == pytest.approx(loss, rel=0.2)
+        (alone,) = ngrams.log_probabilities(counted, [text], 6, end=0)
+        np.testing.assert_allclose(log_probs, alone)
+
+
+def test_the_programs(tmp_path_factory, tmp_path):
+    folder = tmp_path_factory.mktemp("gpt")
+    run = trained(build_gpt(folder), folder)
+    flag = f"--workdir={run.workdir}"
+    pairs = write(tmp_path / "x.jsonl", ("the cat sat", "sat cat the"), ("a dog ran", "dog a ran"))
+    results = json.loads(call("evaluate", flag, f"--minimal_pairs={pairs}").stdout)
+    texts = ["the cat sat", "sat cat the", "a dog ran", "dog a ran"]
+    scores = [score.log_prob for score in run.task.log_probability(run.params, texts)]
+    assert results["accuracy"] == np.mean([scores[0] > scores[1], scores[2] > scores[3]])
+    assert results["baselines"]["ngrams"]["pairs"] == 2
+
+    done = call("score", flag, text="\n".join(texts) + "\n")
+    assert list(map(float, done.stdout.split())) == pytest.approx(scores, abs=1e-5)
+    assert "perplexity of a token" in done.stderr
+    record = json.loads(call("score", flag, "--by_token", "--text=the cat sat").stdout)
+    assert sum(record["log_probs"]) == pytest.approx(scores[0], abs=1e-4)
+    assert len(record["tokens"]) == len(record["log_probs"])
+    refused(call("score", flag, "--within_word", "--text=a"), "it is for scores by masks")
+    refused(
+        call("evaluate", flag, f"--minimal_pairs={pairs}", "--set=test"),
+        "--minimal_pairs and --set: give one of them",
+    )

@@ -1,0 +1,201 @@
+"""Minimal pairs: does a model find a grammatical sentence likelier than its ungrammatical twin?
+
+A file has a pair in each line, as JSON with the keys "sentence_good" and "sentence_bad", as BLiMP
+has them (Warstadt et al. 2020). Its optional keys "field" and "linguistics_term" name what a pair
+tests. A pair counts 1 if the good sentence has the higher score, 1/2 if both have the same, and
+else 0. So a model that knows nothing is right in half of the pairs.
+"""
+
+import collections
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.data.sources.text_files import (
+    Location,
+    Span,
+    from_json,
+    matching_files,
+    text_lines,
+)
+from transformer_jax.inference.log_probabilities import is_unknown
+from transformer_jax.pictures.progress import say, track
+from transformer_jax.scores import ngrams
+
+KEYS = ("sentence_good", "sentence_bad")
+_GROUPS = {"by_field": "field", "by_term": "linguistics_term"}
+_QUANTILE = 1.959964  # of the normal law, for intervals of 95 %
+_COUNTED = 2**24  # bytes of the training text that the n-gram model counts
+
+
+class Pair(NamedTuple):
+    good: str
+    bad: str
+    where: Location
+    groups: Mapping[str, str]  # "file", and if the pair has them "field" and "linguistics_term"
+
+
+def read(patterns: str, keys: tuple[str, str] = KEYS, *, skip_equal: bool = False) -> list[Pair]:
+    """Returns the pairs of the files that `patterns` lists, separated by commas.
+
+    `keys` are those of the good and the bad sentence. Pairs of equal sentences, of which BLiMP has
+    a few, are left out with `skip_equal`. Raises UserError for them without it, for a missing or
+    empty file, and for a line that is no object with these keys.
+    """
+    pairs = []
+    for file in matching_files("--minimal_pairs", patterns):
+        found = [
+            _pair(from_json(line, where), where, keys)
+            for index, line in enumerate(text_lines(file))
+            if line.strip()
+            for where in [Location(Span(file), index)]
+        ]
+        if not found:
+            raise UserError(f"--minimal_pairs={file}: no pairs in it")
+        pairs += found
+    equal = [pair for pair in pairs if pair.good == pair.bad]
+    if equal and not skip_equal:
+        raise UserError(
+            f"{equal[0].where}: both sentences are {equal[0].good!r}; --skip_equal leaves such "
+            "pairs out"
+        )
+    if equal:
+        say(f"left out, because both sentences are equal: {', '.join(str(x.where) for x in equal)}")
+    return [pair for pair in pairs if pair.good != pair.bad]
+
+
+def _pair(record: Any, where: Location, keys: tuple[str, str]) -> Pair:
+    sentences = []
+    for key in keys:
+        sentence = record.get(key) if isinstance(record, dict) else None
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise UserError(
+                f"{where}: no text under {key!r}; --pair_keys names the keys of the right and the "
+                "wrong sentence"
+            )
+        sentences.append(sentence)
+    named = {key: record[key] for key in _GROUPS.values() if isinstance(record.get(key), str)}
+    name = os.path.basename(where.span.file).partition(".")[0]
+    return Pair(*sentences, where, {"file": name, **named})
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores of sentences, and accuracies of pairs.
+
+Normalization = Literal["sum", "tokens", "characters"]
+
+
+def evaluate(
+    task,
+    params,
+    pairs: Sequence[Pair],
+    *,
+    normalize: Normalization = "sum",
+    within_word: bool = False,
+) -> dict:
+    """Returns the accuracies of a task's model on the pairs, and those of two baselines.
+
+    "accuracy" is over all pairs, "macro" is the mean over the files, and both have intervals of
+    95 %. "ties" is the share of pairs with equal scores. The entries "by_file", "by_field" and
+    "by_term" have the same for their parts. `normalize` divides each log-probability by the number
+    of tokens or characters of the sentence, and `within_word` is that of `log_probability`.
+
+    Of "baselines", "ngrams" is the interpolated trigram model of the training text, if it can
+    still be read, and "shorter" prefers the sentence of fewer tokens.
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    tokenizer = task.tokenizer.target
+    encoded = tokenizer.encode(sentences)
+    for pair, ids in zip((pair for pair in pairs for _ in range(2)), encoded):
+        if is_unknown(ids, tokenizer):
+            raise UserError(f"{pair.where}: the tokenizer knows no piece of a sentence")
+    scored = task.log_probability(params, sentences, within_word=within_word)
+    log_probs = [each.log_prob for each in track(scored, "sentences", len(sentences))]
+    sizes = {
+        "sum": [1] * len(sentences),
+        "tokens": list(map(len, encoded)),
+        "characters": list(map(len, sentences)),
+    }[normalize]
+    lengths = [-len(ids) for ids in encoded]
+    baselines = {"shorter": accuracies(pairs, lengths)}
+    counted = _ngram_scores(task, encoded)
+    if counted is not None:
+        baselines["ngrams"] = accuracies(pairs, counted)
+    return {
+        "kind": task.scoring.kind,
+        "normalize": normalize,
+        **accuracies(pairs, np.divide(log_probs, sizes)),
+        "baselines": {
+            name: {key: value for key, value in result.items() if not key.startswith("by_")}
+            for name, result in baselines.items()
+        },
+    }
+
+
+def _ngram_scores(task, encoded: list[list[int]]) -> list[float] | None:
+    """Returns the log-probabilities of an n-gram model of the training text; None without one."""
+    count = getattr(getattr(task, "texts", None), "counted", None)
+    if count is None:
+        say("no n-gram model: the run has no training text of its own")
+        return None
+    tokenizer = task.tokenizer.target
+    try:
+        counted = count(tokenizer, _COUNTED)
+    except UserError as error:
+        # A run can still be evaluated where its training text has been deleted.
+        say(f"no n-gram model: {error}")
+        return None
+    scored = ngrams.log_probabilities(counted, encoded, tokenizer.vocab_size, tokenizer.eos_id)
+    return [float(each.sum()) for each in scored]
+
+
+def accuracies(pairs: Sequence[Pair], scores: Sequence[float]) -> dict:
+    """Returns the accuracies of pairs, given the scores of their sentences, good ones first."""
+    good, bad = np.reshape(scores, (-1, 2)).T
+    points = (good > bad) + 0.5 * (good == bad)
+    by_file = _grouped(pairs, points, "file")
+    named = {"by_file": "file"} | _GROUPS
+    files = by_file.values()
+    macro = statistics.fmean(each["accuracy"] for each in files)
+    # The files are those of the benchmark and no sample, so only their pairs vary.
+    variance = (
+        sum(each["accuracy"] * (1 - each["accuracy"]) / each["pairs"] for each in files)
+        / len(by_file) ** 2
+    )
+    reach = _QUANTILE * math.sqrt(variance)
+    return {
+        **_summary(points),
+        "macro": macro,
+        "macro_interval": [max(macro - reach, 0.0), min(macro + reach, 1.0)],
+        **{key: grouped for key, by in named.items() if (grouped := _grouped(pairs, points, by))},
+    }
+
+
+def _grouped(pairs: Sequence[Pair], points: np.ndarray, by: str) -> dict[str, dict]:
+    groups = collections.defaultdict(list)
+    for pair, point in zip(pairs, points):
+        if by in pair.groups:
+            groups[pair.groups[by]].append(point)
+    return {name: _summary(np.array(groups[name])) for name in sorted(groups)}
+
+
+def _summary(points: np.ndarray) -> dict:
+    return {
+        "accuracy": float(points.mean()),
+        "interval": list(_interval(float(points.mean()), len(points))),
+        "ties": float((points == 0.5).mean()),
+        "pairs": len(points),
+    }
+
+
+def _interval(share: float, count: int) -> tuple[float, float]:
+    """Returns the interval of a share by Wilson (1927), which is also right near 0 and 1."""
+    squared = _QUANTILE**2 / count
+    middle = (share + squared / 2) / (1 + squared)
+    reach = math.sqrt(share * (1 - share) * squared + squared**2 / 4) / (1 + squared)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
