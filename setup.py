@@ -65,6 +65,7 @@ EXTRAS = {
     "trackio": ["trackio>=0.40,<1"],
     "mlflow": ["mlflow-skinny>=3.1,<4"],
     "summaries": ["rouge-score>=0.1.2,<0.2"],
+    "reading": ["statsmodels>=0.14,<0.16"],  # regressions of reading times
     "audio": ["soundfile>=0.13,<0.15", "jiwer>=4,<5"],
     # the latter two: what the scores of fine-tuning are compared with
     "test": [
@@ -74,6 +75,7 @@ EXTRAS = {
         "beartype>=0.22,<1",  # checks jaxtyping's annotations
         "scikit-learn>=1.3",
         "seqeval>=1.2.2",
+        "statsmodels>=0.14,<0.16",
         "ipykernel>=6.29",
         "nbclient>=0.10",
         "nbformat>=5.10",  # the notebooks are executed

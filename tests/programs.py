@@ -47,6 +47,7 @@ _USES = {
     "draw",
     "predict",
     "score",
+    "surprisal",
     "transcribe",
     "translate",
 }

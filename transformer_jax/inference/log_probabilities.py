@@ -539,10 +539,13 @@ class TextScores(abc.ABC):
             for ids, (log_probs, _) in zip(encoded, scored):
                 yield TextScore(_total(log_probs), tokenizer.pieces(ids), log_probs.tolist())
 
-    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+    def log_likelihoods(
+        self, params, pairs: Iterable[tuple[str, str]], *, from_start: bool = False
+    ) -> Iterator[Likelihood]:
         """Yields log P(continuation | context) for each (context, continuation), in order.
 
-        With an empty context, the continuation starts a document. A causal model reads the end of a
+        With an empty context, the continuation starts a document; with `from_start`, every context
+        does, as in `log_probability`. A causal model reads the end of a
         context that is too long. The probabilities are over the whole vocabulary, as in the
         training loss and in other libraries, also where it is larger than the tokenizer. Scores of
         models that are not causal have the kind of `task.scoring`; see `log_probability`.
@@ -557,7 +560,11 @@ class TextScores(abc.ABC):
         for chunk in _chunks(scoring, enumerate(pairs, 1)):
             names = [f"pair {number}" for number, _ in chunk]
             encoded = _encoded([pair for _, pair in chunk], self.tokenizer.target)
-            started = [(scoring.started(context), text) for context, text in encoded]
+            start = scoring.started([])
+            started = [
+                ([*start, *context] if from_start else scoring.started(context), text)
+                for context, text in encoded
+            ]
             yield from self._likelihoods(params, scoring, started, names)
 
     def token_log_likelihoods(

@@ -1,0 +1,86 @@
+"""Surprisals of a table's words, and what they explain of reading times."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests.conftest import build_gpt
+from tests.programs import call, refused
+from tests.tasks.conftest import trained
+from transformer_jax.config import UserError
+from transformer_jax.surprisal import explained
+
+WORDS = [("", "the"), ("the", "cat"), ("the cat", "sat"), ("a", "dog"), ("a dog", "ran")]
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt")
+    return trained(build_gpt(folder), folder)
+
+
+@pytest.fixture
+def table(tmp_path):
+    lines = ["item,word,sentence,length,time"]
+    lines += [f"{item},{word},{i},{len(word)},{200 + i}" for i, (item, word) in enumerate(WORDS)]
+    (tmp_path / "words.csv").write_text("\n".join(lines) + "\n")
+    return f"--table={tmp_path / 'words.csv'}"
+
+
+def test_each_word_gets_its_bits(gpt, table):
+    done = call("surprisal", f"--workdir={gpt.workdir}", table)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [(row["item"], row["word"]) for row in rows] == WORDS
+    bits = [float(row["surprisal"]) for row in rows]
+    likelihoods = gpt.task.log_likelihoods(
+        gpt.params,
+        [(item, f" {word}" if item else word) for item, word in WORDS],
+        from_start=True,
+    )
+    expected = [-likelihood.log_prob / math.log(2) for likelihood in likelihoods]
+    assert bits == pytest.approx(expected, abs=1e-3)
+    # The surprisals of a sentence add up to that of the whole.
+    whole = next(gpt.task.log_probability(gpt.params, ["the cat sat"]))
+    assert sum(bits[:3]) == pytest.approx(-whole.log_prob / math.log(2), abs=1e-3)
+
+
+def r_squared(outcome, *columns):
+    design = np.column_stack([np.ones(len(outcome)), *columns])
+    rest = outcome - design @ np.linalg.lstsq(design, outcome, rcond=None)[0]
+    return 1 - rest @ rest / ((outcome - outcome.mean()) ** 2).sum()
+
+
+def test_what_surprisal_explains():
+    pytest.importorskip("statsmodels")
+    random = np.random.default_rng(0)
+    length, bits = random.normal(size=(2, 400))
+    times = 200 + 10 * length + 5 * bits + random.normal(0, 10, 400)
+    sentences = [str(i // 8) for i in range(400)]
+    times[3] = math.nan
+    found = explained(times.tolist(), length[:, None].tolist(), bits.tolist(), sentences)
+    kept = np.isfinite(times)
+    base = r_squared(times[kept], length[kept])
+    both = r_squared(times[kept], length[kept], bits[kept])
+    assert found["words"] == 399
+    assert found["r2"] == pytest.approx(base) and found["r2_with_surprisal"] == pytest.approx(both)
+    assert found["gain"] == pytest.approx(both - base)
+    low, high = found["gain_interval"]
+    assert 0 < low < found["gain"] < high
+    assert found["milliseconds_per_bit"] == pytest.approx(5, abs=1.5) and found["p_value"] < 1e-6
+    noise = explained(times.tolist(), length[:, None].tolist(), random.normal(size=400), sentences)
+    assert noise["gain"] < 0.02 and noise["p_value"] > 0.01
+    with pytest.raises(UserError, match="2 rows have all values, too few for 3 columns"):
+        explained([1.0, 2.0], [[1.0], [3.0]], [1.0, 2.0], ["a", "b"])
+
+
+def test_a_report_and_mistakes(gpt, table):
+    pytest.importorskip("statsmodels")
+    flag = f"--workdir={gpt.workdir}"
+    report = json.loads(call("surprisal", flag, table, "--times=time").stdout)
+    assert report["kind"] == "exact" and report["times"]["time"]["words"] == 5
+    refused(call("surprisal", flag, table, "--times=x"), "no column 'x'; there are item, word")
+    refused(call("surprisal", flag, table, "--predictors=length"), "--predictors needs --times")
+    refused(call("surprisal", flag), "--table=FILE.csv is missing")
