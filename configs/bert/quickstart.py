@@ -5,7 +5,7 @@ It takes minutes on a laptop and downloads nothing.
     python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=runs/bert
     python -m transformer_jax.fill_mask --workdir=runs/bert --text="Return the [MASK] of the list."
 
-Result on held-out documents, after three minutes on two CPU cores: 21 % of masked tokens are found
+Result on held-out documents, after four minutes on two CPU cores: 21 % of masked tokens are found
 and 66 % of pairs are classified correctly. Always predicting the most frequent token finds 5.7 %.
 
 A narrow model learns late to use the context of a token. Three changes to the published values
