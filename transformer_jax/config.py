@@ -1241,6 +1241,9 @@ class Checkpoint:
     # most minutes between checkpoints, in addition to every; 0: by updates only
     minutes: NonNegativeFloat = 15.0
     keep: PositiveInt = 3  # number of newest checkpoints to keep, in addition to the best
+    # numbers of words of the training text after which a checkpoint is saved and kept for good,
+    # such as (1e6, 2e6); a text that is read again counts again
+    at_words: tuple = ()
     best_metric: str = "valid/loss"  # score that decides which checkpoint is the best; "": none
     best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is better
 

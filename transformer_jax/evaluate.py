@@ -74,6 +74,15 @@ def define_flags() -> None:
         ["sum", "tokens", "characters"],
         "With --minimal_pairs: what a log-probability is divided by: nothing, or the length.",
     )
+    flags.DEFINE_enum(
+        "steps",
+        None,
+        ["all"],
+        "With --minimal_pairs: evaluate all checkpoints of the run, instead of --step.",
+    )
+    flags.DEFINE_string(
+        "output", None, "With --steps: picture of the accuracies over the words of training text."
+    )
     flags.DEFINE_bool(
         "skip_equal", False, "With --minimal_pairs: leave out pairs whose sentences are equal."
     )
@@ -101,7 +110,7 @@ def main() -> None:
     else:
         task, params = cli.open_run("evaluate", "can be evaluated", ALLOWED)
         results = {"set": options.set, **task.evaluate(params, options.set)}
-    print(json.dumps({"workdir": options.workdir, "step": options.step, **results}))
+    print(json.dumps({"workdir": options.workdir, "step": options.steps or options.step, **results}))
 
 
 def _check_flags(options) -> None:
@@ -120,9 +129,14 @@ def _check_flags(options) -> None:
         for other in ("prompts", "against", "set", "minimal_pairs"):
             if options[name].value and options[other].present and other != name:
                 raise UserError(f"--{name} and --{other}: give one of them")
-    for name in ("pair_keys", "normalize", "skip_equal", "within_word"):
+    for name in ("pair_keys", "normalize", "skip_equal", "within_word", "steps"):
         if options[name].present and not options.minimal_pairs:
             raise UserError(f"--{name} needs --minimal_pairs")
+    if options.output and not options.steps:
+        raise UserError("--output needs --steps=all, whose results it draws")
+    if options.steps and options["step"].present:
+        raise UserError("--steps and --step: give one of them")
+    cli.check_output("output")
     if len(options.pair_keys) != 2:
         raise UserError(
             f"--pair_keys={','.join(options.pair_keys)}: must be two keys, of the right and of the "
@@ -173,10 +187,41 @@ def _minimal_pairs(options) -> dict:
     keys = tuple(options.pair_keys)
     pairs = minimal_pairs.read(options.minimal_pairs, keys, skip_equal=options.skip_equal)
     task, params = cli.open_run("log_probability", "has log-probabilities of texts", ALLOWED)
-    results = minimal_pairs.evaluate(
-        task, params, pairs, normalize=options.normalize, within_word=options.within_word
-    )
-    return {"minimal_pairs": options.minimal_pairs, **results}
+    how = dict(normalize=options.normalize, within_word=options.within_word)
+    results = {"minimal_pairs": options.minimal_pairs}
+    if not options.steps:
+        results |= minimal_pairs.evaluate(task, params, pairs, **how)
+    else:
+        results |= _over_steps(options, pairs, how)
+    return results | {"baselines": minimal_pairs.baselines(task, pairs)}
+
+
+def _over_steps(options, pairs, how: dict) -> dict:
+    """Returns the accuracies of all checkpoints, and draws them in --output."""
+    from transformer_jax.inference import minimal_pairs
+    from transformer_jax.pictures import figure, learning_curves
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.runs.open import checkpoint_steps, open_run
+
+    found = []
+    for step in checkpoint_steps(options.workdir):
+        task, params = open_run(options.workdir, step, cli.overrides((*ALLOWED, "mesh.")))
+        say(f"step {step}")
+        found.append({"step": step, **minimal_pairs.evaluate(task, params, pairs, **how)})
+    try:
+        for result in found:
+            result["words"] = task.words_read(result["step"])
+        against = "words"
+    except UserError as error:
+        # A run can still be evaluated where its training text has been deleted.
+        say(f"words are not counted: {error}")
+        against = "step"
+    if options.output:
+        curves = minimal_pairs.curves(found, against)
+        names = {"words": "words of training text", "step": "updates"}
+        drawn = learning_curves.accuracies(curves, names[against], 0.5)
+        figure.save(drawn, options.output)
+    return {"checkpoints": found, "first_above_chance": minimal_pairs.learned(found, against)}
 
 
 def _shots(options, num_examples: int) -> list[int]:

@@ -52,11 +52,28 @@ def test_accuracies_by_file_and_phenomenon(folder):
     assert found["macro"] == (0.5 + 1) / 2
     assert {name: each["accuracy"] for name, each in found["by_file"].items()} == {"a": 0.5, "b": 1}
     assert found["by_field"]["f"]["pairs"] == 4 and found["by_term"]["t"]["pairs"] == 1
-    assert found["kind"] == "exact" and "ngrams" not in found["baselines"]
-    # All sentences of a pair have as many words, but for the last one of the first file.
-    assert found["baselines"]["shorter"]["accuracy"] == 0.5
+    assert found["kind"] == "exact"
+    # Every sentence of a pair has as many words as the other.
+    shorter = minimal_pairs.baselines(Lengths(), pairs)
+    assert shorter.keys() == {"shorter"} and shorter["shorter"]["ties"] == 1
     by_character = minimal_pairs.evaluate(Lengths(), None, pairs, normalize="characters")
     assert by_character["ties"] == 1
+
+
+def test_when_parts_are_first_above_chance():
+    def result(words, *, low):
+        part = {"accuracy": 0.7, "interval": [low, 0.9]}
+        other = {"accuracy": 0.5, "interval": [0.4, 0.6]}
+        return {"words": words, **part, "by_file": {"a": part, "b": other}}
+
+    results = [result(10, low=0.5), result(20, low=0.51), result(30, low=0.4)]
+    assert minimal_pairs.learned(results, "words") == {
+        "all": {"all pairs": 20},
+        "by_file": {"a": 20, "b": None},
+    }
+    curves = minimal_pairs.curves(results, "words")
+    assert curves.keys() == {"all pairs", "a", "b"}
+    assert curves["a"][1] == (20, 0.7, 0.51, 0.9)
 
 
 def test_the_interval_is_wilsons():

@@ -238,6 +238,16 @@ class Objective(abc.ABC):
     def rows(self) -> Rows:
         """Returns the rows of all splits. The first call builds them."""
 
+    def words_read(self, step: int) -> float:
+        """Returns how many words of the training text the updates before `step` have read.
+
+        Raises UserError if the task reads no text.
+        """
+        raise UserError(
+            f"config.checkpoint.at_words: config.task.name={self.config.task.name!r} reads no text "
+            "whose words could be counted; leave it out"
+        )
+
     @abc.abstractmethod
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the denominator of each loss term, summed over the whole global batch.

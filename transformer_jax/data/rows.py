@@ -175,6 +175,14 @@ class TrainRows:
             step -= phase.num_steps
         raise IndexError(f"no phase has update {step} left")
 
+    def epochs_before(self, step: int) -> list[float]:
+        """Returns how many times the updates before `step` have read each component of a phase."""
+        number, step_of_phase = self.phase(step)
+        phases = [phase.epochs_before(phase.num_steps) for phase in self.phases[:number]] + [
+            self.phases[number].epochs_before(step_of_phase)
+        ]
+        return [sum(epochs) for epochs in zip(*phases, strict=True)]
+
     def row_shape(self, step: int) -> int:
         """Returns the phase number of update `step`; all rows of a phase have the same shape."""
         return self.phase(step)[0]

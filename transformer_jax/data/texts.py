@@ -322,6 +322,10 @@ class MixedTexts:
         """Returns the concatenation of all training texts."""
         return Concatenation(tuple(text for text, _ in self.mixture))
 
+    def words(self) -> list[int]:
+        """Returns the number of words of each training text, which are separated by white space."""
+        return [count_words(text) for text, _ in self.mixture]
+
     def text(self, split: str):
         """Returns the documents of a split, or None if `config.data` names none."""
         return open_documents(self.config.data, split)
@@ -392,6 +396,11 @@ class MixedTexts:
 # The text of a task that does not mix texts: the splits that `config.data` names.
 
 
+def count_words(text: Iterable[str]) -> int:
+    """Returns the number of words of a text, which are separated by white space."""
+    return sum(len(document.split()) for document in text)
+
+
 @dataclasses.dataclass(frozen=True)
 class SingleText:
     """The splits of one text. Subclasses define the rows."""
@@ -400,6 +409,10 @@ class SingleText:
 
     def training_text(self):
         return self.text("train")
+
+    def words(self) -> list[int]:
+        """Returns [the number of words of the training text]."""
+        return [count_words(self.training_text())]
 
     def fingerprint(self) -> dict:
         return {"train": self.text("train").fingerprint()}

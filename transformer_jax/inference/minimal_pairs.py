@@ -29,6 +29,7 @@ from transformer_jax.scores import ngrams
 
 KEYS = ("sentence_good", "sentence_bad")
 _GROUPS = {"by_field": "field", "by_term": "linguistics_term"}
+_CHANCE = 0.5
 _QUANTILE = 1.959964  # of the normal law, for intervals of 95 %
 _COUNTED = 2**24  # bytes of the training text that the n-gram model counts
 
@@ -98,22 +99,16 @@ def evaluate(
     normalize: Normalization = "sum",
     within_word: bool = False,
 ) -> dict:
-    """Returns the accuracies of a task's model on the pairs, and those of two baselines.
+    """Returns the accuracies of a task's model on the pairs.
 
     "accuracy" is over all pairs, "macro" is the mean over the files, and both have intervals of
     95 %. "ties" is the share of pairs with equal scores. The entries "by_file", "by_field" and
     "by_term" have the same for their parts. `normalize` divides each log-probability by the number
     of tokens or characters of the sentence, and `within_word` is that of `log_probability`.
 
-    Of "baselines", "ngrams" is the interpolated trigram model of the training text, if it can
-    still be read, and "shorter" prefers the sentence of fewer tokens.
+    Raises UserError for a sentence of unknown pieces only.
     """
-    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    tokenizer = task.tokenizer.target
-    encoded = tokenizer.encode(sentences)
-    for pair, ids in zip((pair for pair in pairs for _ in range(2)), encoded):
-        if is_unknown(ids, tokenizer):
-            raise UserError(f"{pair.where}: the tokenizer knows no piece of a sentence")
+    sentences, encoded = _encoded(task, pairs)
     scored = task.log_probability(params, sentences, within_word=within_word)
     log_probs = [each.log_prob for each in track(scored, "sentences", len(sentences))]
     sizes = {
@@ -121,20 +116,76 @@ def evaluate(
         "tokens": list(map(len, encoded)),
         "characters": list(map(len, sentences)),
     }[normalize]
-    lengths = [-len(ids) for ids in encoded]
-    baselines = {"shorter": accuracies(pairs, lengths)}
-    counted = _ngram_scores(task, encoded)
-    if counted is not None:
-        baselines["ngrams"] = accuracies(pairs, counted)
     return {
         "kind": task.scoring.kind,
         "normalize": normalize,
         **accuracies(pairs, np.divide(log_probs, sizes)),
-        "baselines": {
-            name: {key: value for key, value in result.items() if not key.startswith("by_")}
-            for name, result in baselines.items()
-        },
     }
+
+
+def baselines(task, pairs: Sequence[Pair]) -> dict[str, dict]:
+    """Returns the accuracies of two baselines, without those of parts.
+
+    "shorter" prefers the sentence of fewer tokens, and "ngrams" is the interpolated trigram model
+    of the training text, if it can still be read.
+    """
+    _, encoded = _encoded(task, pairs)
+    found = {"shorter": accuracies(pairs, [-len(ids) for ids in encoded])}
+    counted = _ngram_scores(task, encoded)
+    if counted is not None:
+        found["ngrams"] = accuracies(pairs, counted)
+    return {
+        name: {key: value for key, value in result.items() if not key.startswith("by_")}
+        for name, result in found.items()
+    }
+
+
+def learned(checkpoints: Sequence[Mapping], against: str) -> dict[str, dict[str, float | None]]:
+    """Returns when each part of the pairs was first above chance, from results of checkpoints.
+
+    Each of them is a result of `evaluate` with a further entry `against`, such as "words", which is
+    returned for the first whose interval lies above one half; None if there is none.
+    """
+    parts = [(result[against], _parts(result)) for result in checkpoints]
+    return {
+        by: {
+            name: next(
+                (when for when, each in parts if each[by][name]["interval"][0] > _CHANCE), None
+            )
+            for name in names
+        }
+        for by, names in parts[-1][1].items()
+    }
+
+
+def curves(checkpoints: Sequence[Mapping], against: str) -> dict[str, list[tuple]]:
+    """Returns rows (`against`, accuracy, low, high) of all pairs, and of each field or file."""
+    parts = [(result[against], _parts(result)) for result in checkpoints]
+    last = parts[-1][1]
+    by = "by_field" if "by_field" in last else "by_file"
+    return {
+        name: [
+            (when, each[by][name]["accuracy"], *each[by][name]["interval"]) for when, each in parts
+        ]
+        for by in ("all", by)
+        for name in last[by]
+    }
+
+
+def _parts(result: Mapping) -> dict[str, dict]:
+    by_part = {key: value for key, value in result.items() if key.startswith("by_")}
+    return {"all": {"all pairs": result}} | by_part
+
+
+def _encoded(task, pairs: Sequence[Pair]) -> tuple[list[str], list[list[int]]]:
+    """Returns the sentences of the pairs and their ids, good ones first."""
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    tokenizer = task.tokenizer.target
+    encoded = tokenizer.encode(sentences)
+    for pair, ids in zip((pair for pair in pairs for _ in range(2)), encoded):
+        if is_unknown(ids, tokenizer):
+            raise UserError(f"{pair.where}: the tokenizer knows no piece of a sentence")
+    return sentences, encoded
 
 
 def _ngram_scores(task, encoded: list[list[int]]) -> list[float] | None:

@@ -140,6 +140,17 @@ class TextTask(BaseTask):
     def rows(self):
         return self._rows
 
+    def words_read(self, step: int) -> float:
+        if not hasattr(self.texts, "words"):
+            return super().words_read(step)
+        words = self._words
+        epochs = self.rows().train.epochs_before(step)
+        return sum(count * passes for count, passes in zip(words, epochs, strict=True))
+
+    @cached_property
+    def _words(self) -> list[int]:
+        return self.texts.words()
+
     def fingerprint(self) -> dict:
         return self.texts.fingerprint() | {"tokenizer": self.tokenizer.fingerprint()}
 

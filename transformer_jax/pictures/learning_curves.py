@@ -128,6 +128,28 @@ def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray,
     return np.interp(steps, *zip(*counts)), values
 
 
+def accuracies(
+    measured: Mapping[str, np.ndarray], xlabel: str, chance: float, title: str = ""
+) -> "Figure":
+    """Returns a figure of accuracies over the words or updates of a training.
+
+    `measured` maps a name to rows (N, 4): the number of words or updates, the accuracy, and the
+    bounds of its interval, which is a band. A dashed line is the accuracy of `chance`.
+    """
+    figure = new_figure((6.4, 4.2), title)
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(measured.items()):
+        x, accuracy, low, high = np.asarray(points, float).T
+        look = style(number)
+        axes.plot(x, accuracy, label=verbatim(name), markersize=4, **look)
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.axhline(chance, color="gray", linestyle="--", linewidth=1)
+    axes.set(xlabel=xlabel, ylabel="accuracy")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "") -> "Figure":
     """Returns a figure of costs that grow with quantities, with a panel for each quantity.
 

@@ -90,6 +90,16 @@ def open_run(
     return task, mean(map(task.merged, stored) if merged else stored)
 
 
+def checkpoint_steps(workdir) -> list[int]:
+    """Returns the steps of the checkpoints of a run. Raises UserError if there are none."""
+    workdir = buckets.folder_of_run(workdir)
+    config = spec.read(workdir, needed=()).config
+    steps = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True).steps()
+    if not steps:
+        raise UserError(f"{workdir}/checkpoints: no checkpoint yet")
+    return steps
+
+
 def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
     """Returns the shapes, dtypes and shardings of a task's parameters on the devices.
 

@@ -57,8 +57,11 @@ class Checkpoints:
         config,
         read_only: bool = False,
         is_frozen: Callable[[tuple[str, ...]], bool] | None = None,
+        kept: Sequence[int] = (),
     ):
         """`config` is config.checkpoint. Only a run that saves needs `is_frozen(path)`.
+
+        Checkpoints of the steps `kept` are never deleted.
 
         Raises UserError if the checkpoints are `read_only` and there are none.
         """
@@ -80,6 +83,7 @@ class Checkpoints:
             options = writing(
                 config,
                 self._score,
+                kept,
                 part_written=partial(self._write_digests, write_part_of_digests),
                 written=partial(self._write_digests, write_digests),
             )
@@ -450,11 +454,13 @@ def reading(score: Callable[[dict], float]) -> ocp.CheckpointManagerOptions:
 def writing(
     config,
     score: Callable[[dict], float],
+    kept: Sequence[int],
     *,
     part_written: Callable[[], None],
     written: Callable[[], None],
 ) -> ocp.CheckpointManagerOptions:
-    """Returns the options of a manager that keeps the newest checkpoints and the best one.
+    """Returns the options of a manager that keeps the newest checkpoints, the best one, and those
+    of the steps `kept`.
 
     Each of several processes calls `part_written` when it has written its files. When all files of
     a checkpoint have been written, and before its folder gets its final name, process 0 calls
@@ -469,7 +475,7 @@ def writing(
             part_written()
         sync(key=key, timeout_ms=timeout_ms)
 
-    policies = [preservation_policy.LatestN(config.keep)]
+    policies = [preservation_policy.LatestN(config.keep), preservation_policy.CustomSteps(kept)]
     if config.best_metric:
         # A checkpoint without a score can't be the best, so it is kept only as one of the newest.
         best = preservation_policy.BestN(

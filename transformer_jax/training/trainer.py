@@ -8,6 +8,7 @@ evaluation, the caller's hooks, and the checkpoint, which comes last so that it 
 the others changed.
 """
 
+import bisect
 import contextlib
 import functools
 import json
@@ -174,6 +175,7 @@ class Trainer:
         self._num_steps = config.train.num_steps
         self._eval_every, self._save_every = configs.intervals(config.train, config.checkpoint)
         self._saves_at_evaluations = configs.saves_at_evaluations(config.train, config.checkpoint)
+        self._steps_at_words = steps_at_words(task)
         # The order matters. The evaluation comes before the caller's hooks, which may read its
         # scores, and the checkpoint comes last, because it contains the scores and any change that
         # a hook has made to the state.
@@ -392,7 +394,9 @@ class Trainer:
             return self.task.group(path) is None
 
         folder = self.workdir / "checkpoints"
-        return Checkpoints(folder, self.config.checkpoint, is_frozen=is_frozen)
+        return Checkpoints(
+            folder, self.config.checkpoint, is_frozen=is_frozen, kept=self._steps_at_words
+        )
 
     def _restored(self):
         """Returns (state, totals) of the newest readable checkpoint, or None if there is none.
@@ -570,6 +574,7 @@ class Trainer:
             self._timer.due(self.step)
             or self._is_due(self._save_every)
             or (self._saves_at_evaluations and self._is_due(self._eval_every))
+            or self.step in self._steps_at_words
             or self.ended
         ):
             self._save()
@@ -1006,6 +1011,33 @@ class SaveTimer:
         seconds = self._now() - self._checked
         interval = self._seconds / _CHECKS
         return max(1, int(min(2 * updates, interval * updates / max(seconds, 1e-9))))
+
+
+def steps_at_words(task) -> list[int]:
+    """Returns the steps after which a run has read the words of config.checkpoint.at_words.
+
+    Words that the run does not reach are left out, with a warning. Raises UserError for values that
+    are no numbers above 0, and for a task that reads no text.
+    """
+    wanted = task.config.checkpoint.at_words
+    if not wanted:
+        return []
+    if not all(type(words) in (int, float) and 0 < words < math.inf for words in wanted):
+        raise UserError(
+            f"config.checkpoint.at_words={wanted}: must be numbers of words above 0, as in "
+            "(1e6, 2e6)"
+        )
+    num_steps = task.config.train.num_steps
+    most = task.words_read(num_steps)
+    if beyond := [words for words in wanted if words > most]:
+        say(
+            f"warning: config.checkpoint.at_words={beyond[0]:g}: the run ends after {most:,.0f} "
+            "words; raise config.train.num_steps"
+        )
+    steps = range(num_steps + 1)
+    return [
+        bisect.bisect_left(steps, words, key=task.words_read) for words in wanted if words <= most
+    ]
 
 
 class Patience:
