@@ -33,6 +33,7 @@ PICTURES = {
     "growth_cpu": "growth",
     "history_cpu": "history",
     "length": "length",
+    "norms_cpu": "",
     "objectives_cpu": "objectives",
     "positions_cpu": "positions",
     "preferences_cpu": "preferences",

@@ -67,6 +67,7 @@ def test_the_whole_path(tmp_path):
         ("fill_mask", ["--text=none"], "no [MASK]"),
         ("features", ["--output=states.txt"], "*.npz"),
         ("generate", [], "not one that continues"),
+        ("evaluate", ["--zero_shot=lambada", "--file=x"], "not one that is of a causal model"),
         ("features", [f"--output={tmp_path}/x.npz", "--layers=7"], "layer 7"),
     ):
         wrong = call(program, run, *arguments, text="the cat\n")

@@ -94,8 +94,9 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 8, 10])
 def test_rolling_windows_predict_each_token_once(size):
     scoring = LeftToRight(types.SimpleNamespace(window=4), tokenizer=None)
-    windows = []
-    for query in scoring.queries([99], list(range(size))):
+    windows, ids = [], list(range(size))
+    for index in range(scoring.num_queries(ids)):
+        query = scoring.query([99], ids, index)
         read = query.row["tokens"]
         windows.append((read[: query.positions[0] + 1], list(query.labels)))
         assert [*read, query.labels[-1]] == [*windows[-1][0], *query.labels]

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -67,20 +68,52 @@ def test_what_surprisal_explains():
     assert found["words"] == 399
     assert found["r2"] == pytest.approx(base) and found["r2_with_surprisal"] == pytest.approx(both)
     assert found["gain"] == pytest.approx(both - base)
-    low, high = found["gain_interval"]
-    assert 0 < low < found["gain"] < high
-    assert found["milliseconds_per_bit"] == pytest.approx(5, abs=1.5) and found["p_value"] < 1e-6
+    assert 0 < found["held_out_gain"] < 2 * found["gain"]
+    low, high = found["interval"]
+    assert low < found["milliseconds_per_bit"] < high
+    assert low < 5 < high and found["p_value"] < 1e-6
     noise = explained(times.tolist(), length[:, None].tolist(), random.normal(size=400), sentences)
-    assert noise["gain"] < 0.02 and noise["p_value"] > 0.01
+    assert noise["held_out_gain"] < 0.005 and noise["p_value"] > 0.01
     with pytest.raises(UserError, match="2 rows have all values, too few for 3 columns"):
         explained([1.0, 2.0], [[1.0], [3.0]], [1.0, 2.0], ["a", "b"])
+
+
+def test_words_of_a_sentence_are_not_independent():
+    """Without surprisal's help, p-values below 0.05 are as rare as they should be."""
+    pytest.importorskip("statsmodels")
+    random = np.random.default_rng(1)
+    sentences = [str(i // 8) for i in range(400)]
+    p_values = []
+    for _ in range(60):
+        by_sentence = np.repeat(random.normal(size=(2, 50)), 8, axis=1)
+        times, bits = by_sentence + 0.3 * random.normal(size=(2, 400))
+        found = explained(times.tolist(), [[] for _ in times], bits.tolist(), sentences)
+        p_values.append(found["p_value"])
+    # A test that takes all words as independent finds more than half of these.
+    assert np.mean(np.array(p_values) < 0.05) < 0.2
 
 
 def test_a_report_and_mistakes(gpt, table):
     pytest.importorskip("statsmodels")
     flag = f"--workdir={gpt.workdir}"
-    report = json.loads(call("surprisal", flag, table, "--times=time").stdout)
-    assert report["kind"] == "exact" and report["times"]["time"]["words"] == 5
+    refused(call("surprisal", flag, table, "--times=time"), "5 rows have all values, too few")
+    path = pathlib.Path(table.partition("=")[2])
+    lines = path.read_text().splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    many = [
+        f"{item},{word},{i},{length},{200 + 7 * i % 5}"
+        for i, (item, word, _, length, _) in enumerate(rows * 5)
+    ]
+    path.write_text("\n".join([lines[0], *many]) + "\n")
+    flags = "--times=time", "--predictors=length"
+    report = json.loads(call("surprisal", flag, table, *flags).stdout)
+    assert report["kind"] == "exact" and report["times"]["time"]["words"] == 25
+    assert all(math.isfinite(x) for x in report["times"]["time"]["interval"])
+    refused(call("surprisal", flag, table, "--times=word"), "column 'word' has no numbers")
+    path.write_text(lines[0] + "\nthe,cat\n")
+    refused(call("surprisal", flag, table), "row 1 has not as many values as the header")
+    path.write_text(lines[0] + "\nthe,,1,3,200\n")
+    refused(call("surprisal", flag, table), "row 1 has no word in column 'word'")
     refused(call("surprisal", flag, table, "--times=x"), "no column 'x'; there are item, word")
     refused(call("surprisal", flag, table, "--predictors=length"), "--predictors needs --times")
     refused(call("surprisal", flag), "--table=FILE.csv is missing")

@@ -103,14 +103,16 @@ def main() -> None:
         results = _in_context(options)
     elif options.zero_shot:
         results = _zero_shot(options)
-    elif options.minimal_pairs:
+    elif options.minimal_pairs is not None:
         results = _minimal_pairs(options)
     elif options.against:
         results = {"set": options.set, "against": options.against, **_compared(options)}
     else:
         task, params = cli.open_run("evaluate", "can be evaluated", ALLOWED)
         results = {"set": options.set, **task.evaluate(params, options.set)}
-    print(json.dumps({"workdir": options.workdir, "step": options.steps or options.step, **results}))
+    print(
+        json.dumps({"workdir": options.workdir, "step": options.steps or options.step, **results})
+    )
 
 
 def _check_flags(options) -> None:
@@ -127,10 +129,10 @@ def _check_flags(options) -> None:
             raise UserError("--zero_shot needs --file, your copy of the data set")
     for name in ("zero_shot", "minimal_pairs"):
         for other in ("prompts", "against", "set", "minimal_pairs"):
-            if options[name].value and options[other].present and other != name:
+            if options[name].present and options[other].present and other != name:
                 raise UserError(f"--{name} and --{other}: give one of them")
     for name in ("pair_keys", "normalize", "skip_equal", "within_word", "steps"):
-        if options[name].present and not options.minimal_pairs:
+        if options[name].present and options.minimal_pairs is None:
             raise UserError(f"--{name} needs --minimal_pairs")
     if options.output and not options.steps:
         raise UserError("--output needs --steps=all, whose results it draws")
@@ -165,7 +167,7 @@ def _in_context(options) -> dict:
     prompts = prompting.read(options.prompts)
     # Checked before the run is opened, which takes much longer.
     shots = _shots(options, len(prompts.examples))
-    task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
+    task, params = cli.open_run("next_tokens", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]
     return {"prompts": options.prompts, "results": results}
 
@@ -174,7 +176,7 @@ def _zero_shot(options) -> dict:
     """Returns the scores of --zero_shot."""
     from transformer_jax.inference import zero_shot
 
-    task, params = cli.open_run("token_log_likelihoods", "has log-likelihoods of texts", ALLOWED)
+    task, params = cli.open_run("next_tokens", "is of a causal model", ALLOWED)
     scores = zero_shot.evaluate(task, params, options.zero_shot, options.file)
     return {"zero_shot": options.zero_shot, "file": options.file, **scores}
 

@@ -8,9 +8,10 @@ bits, is added as the last column. For a masked model, it is pseudo-surprisal; s
 --times=RTfirstpass,self_paced_reading_time asks how well surprisal explains how long people read a
 word (Smith & Levy 2013). The output is then a JSON object. For each of these columns, it has R^2 of
 a linear regression of the times on --predictors, such as the length, the frequency and the position
-of the word, R^2 with the surprisal added, the gain in R^2 with its interval, the milliseconds per
-bit, and the p-value of an F test. The interval is from 1,000 bootstrap samples of the sentences,
-which --sentence_column names. Rows with missing values are left out. It needs the extra "reading".
+of the word, R^2 with the surprisal added, the gain, the gain for sentences that the regressions
+were not fitted to, and the milliseconds per bit with their 95 % interval and p-value. Words of a
+sentence, which --sentence_column names, count as dependent. Rows with missing values and words that
+the tokenizer does not know are left out. It needs the extra "reading".
 """
 
 import csv
@@ -23,7 +24,7 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-_SAMPLES = 1000  # of the bootstrap
+_FOLDS = 10  # of the cross-validation
 _COLUMN = "surprisal"
 
 
@@ -48,7 +49,10 @@ def main() -> None:
         raise UserError("--predictors needs --times, the columns that they explain")
     names = (options.context_column, options.word_column)
     needed = [*names, *options.times, *options.predictors]
-    rows = _read(options.table, [*needed, *([options.sentence_column] if options.times else [])])
+    needed += [options.sentence_column] if options.times else []
+    rows = _read(options.table, needed, options.word_column)
+    times = {name: _numbers(rows, name) for name in options.times}
+    columns = [_numbers(rows, name) for name in options.predictors]
     if options.times:
         _statsmodels()  # raises the error for a missing library before anything is computed
     task, params = cli.open_run("log_likelihoods", "has log-probabilities of texts")
@@ -60,22 +64,29 @@ def main() -> None:
         return
     report = {"table": options.table, "kind": task.scoring.kind, "words": len(rows)}
     sentences = [row[options.sentence_column] for row in rows]
-    predictors = [[_number(row[name]) for name in options.predictors] for row in rows]
+    predictors = [list(values) for values in zip(*columns)] or [[] for _ in rows]
     report["times"] = {
-        name: explained([_number(row[name]) for row in rows], predictors, bits, sentences)
-        for name in options.times
+        name: explained(values, predictors, bits, sentences) for name, values in times.items()
     }
     print(json.dumps(report))
 
 
 def surprisals(task, params, words: list[tuple[str, str]]) -> list[float]:
-    """Returns -log2 P(word | context) of each (context, word)."""
-    from transformer_jax.pictures.progress import track
+    """Returns -log2 P(word | context) of each (context, word); NaN for an unknown word."""
+    from transformer_jax.pictures.progress import say, track
 
     # The space belongs to the word. A word without a context starts a sentence.
     pairs = [(context, f" {word}" if context else word) for context, word in words]
     likelihoods = task.log_likelihoods(params, pairs, from_start=True)
-    return [-each.log_prob / math.log(2) for each in track(likelihoods, "words", len(pairs))]
+    bits = [-each.log_prob / math.log(2) for each in track(likelihoods, "words", len(pairs))]
+    # The probability of an unknown word is that of all of them together.
+    tokenizer = task.tokenizer.target
+    is_known = [
+        tokenizer.unk_id not in ids for ids in tokenizer.encode([word for _, word in words])
+    ]
+    if count := is_known.count(False):
+        say(f"{count} words are unknown to the tokenizer: they have no surprisal (nan)")
+    return [each if known else math.nan for each, known in zip(bits, is_known)]
 
 
 def explained(
@@ -86,7 +97,8 @@ def explained(
 ) -> dict:
     """Returns what the surprisals explain of reading times beyond the predictors.
 
-    Values that are missing are NaN. `sentences` tells which words belong together.
+    Values that are missing are NaN. `sentences` tells which words belong together. Raises UserError
+    if there are too few complete rows or sentences.
     """
     import numpy as np
 
@@ -94,44 +106,48 @@ def explained(
     values = np.column_stack([times, np.reshape(predictors, (len(times), -1)), bits])
     complete = np.isfinite(values).all(axis=1)
     values = values[complete]
-    if len(values) <= values.shape[1] + 1:
-        raise UserError(
-            f"--times: {len(values)} rows have all values, too few for {values.shape[1]} columns"
-        )
     _, groups = np.unique(np.array(sentences)[complete], return_inverse=True)
-    ones = np.ones((len(values), 1))
-
-    def fitted(rows):
-        outcome, base = values[rows, 0], np.hstack([ones[rows], values[rows, 1:-1]])
-        both = np.hstack([base, values[rows, -1:]])
-        return statsmodels.OLS(outcome, base).fit(), statsmodels.OLS(outcome, both).fit()
-
-    def gain(rows):
-        base, both = fitted(rows)
-        return both.rsquared - base.rsquared
-
-    base, both = fitted(np.arange(len(values)))
-    # Words of a sentence are drawn together, because their times are not independent.
-    members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
-    random = np.random.default_rng(0)
-    gains = [
-        gain(np.concatenate([members[i] for i in random.integers(len(members), size=len(members))]))
-        for _ in range(_SAMPLES)
-    ]
-    _, p_value, _ = both.compare_f_test(base)
+    if len(values) <= 2 * values.shape[1] or groups.max() + 1 < _FOLDS:
+        raise UserError(
+            f"--times: {len(values)} rows have all values, too few for {values.shape[1]} columns "
+            f"and {_FOLDS} sentences at least; --sentence_column tells sentences apart"
+        )
+    outcome, both = values[:, 0], np.hstack([np.ones((len(values), 1)), values[:, 1:]])
+    base = both[:, :-1]
+    # Words of a sentence are not independent, so the errors are those of clusters.
+    fit = statsmodels.OLS(outcome, both).fit(cov_type="cluster", cov_kwds={"groups": groups})
+    r2 = statsmodels.OLS(outcome, base).fit().rsquared
+    held_out = [_held_out_r2(outcome, design, groups) for design in (base, both)]
     return {
         "words": len(values),
-        "r2": float(base.rsquared),
-        "r2_with_surprisal": float(both.rsquared),
-        "gain": float(both.rsquared - base.rsquared),
-        "gain_interval": np.percentile(gains, [2.5, 97.5]).tolist(),
-        "milliseconds_per_bit": float(both.params[-1]),
-        "p_value": float(p_value),
+        "r2": float(r2),
+        "r2_with_surprisal": float(fit.rsquared),
+        "gain": float(fit.rsquared - r2),
+        "held_out_gain": held_out[1] - held_out[0],
+        "milliseconds_per_bit": float(fit.params[-1]),
+        "interval": fit.conf_int()[-1].tolist(),
+        "p_value": float(fit.pvalues[-1]),
     }
 
 
-def _read(path: str, columns: list[str]) -> list[dict[str, str]]:
-    """Returns the rows of a CSV file. Raises UserError if it has no rows or lacks a column."""
+def _held_out_r2(outcome, design, groups) -> float:
+    """Returns R^2 of sentences that the regression was not fitted to, by cross-validation."""
+    import numpy as np
+
+    rest = np.zeros(len(outcome))
+    for fold in range(_FOLDS):
+        held_out = groups % _FOLDS == fold
+        weights, *_ = np.linalg.lstsq(design[~held_out], outcome[~held_out], rcond=None)
+        rest[held_out] = outcome[held_out] - design[held_out] @ weights
+    return float(1 - (rest**2).sum() / ((outcome - outcome.mean()) ** 2).sum())
+
+
+def _read(path: str, columns: list[str], word: str) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file.
+
+    Raises UserError if it has no rows, lacks a column, or has a row of another length or without a
+    word in the column `word`.
+    """
     from transformer_jax.data.sources.text_files import check_not_empty, text_lines
 
     check_not_empty("--table", path)
@@ -142,10 +158,23 @@ def _read(path: str, columns: list[str]) -> list[dict[str, str]]:
         if name not in rows[0]:
             known = ", ".join(filter(None, rows[0]))
             raise UserError(f"--table={path}: no column {name!r}; there are {known}")
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise UserError(f"--table={path}: row {number} has not as many values as the header")
+        if not row[word].strip():
+            raise UserError(f"--table={path}: row {number} has no word in column {word!r}")
     return rows
 
 
-def _number(text: str | None) -> float:
+def _numbers(rows: list[dict[str, str]], name: str) -> list[float]:
+    """Returns the numbers of a column, NaN where there is none. Raises UserError if all are."""
+    numbers = [_number(row[name]) for row in rows]
+    if all(map(math.isnan, numbers)):
+        raise UserError(f"--table: column {name!r} has no numbers")
+    return numbers
+
+
+def _number(text: str) -> float:
     try:
         return float(text or "nan")
     except ValueError:

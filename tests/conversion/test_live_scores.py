@@ -13,12 +13,12 @@ from transformer_jax.runs.open import open_run
 TEXTS = ["the cat sat on the mat", "a dog", "the dog ran to the cat and sat"]
 
 
-def of_gpt(model, task, ids):
+def gpt_log_probs(model, task, ids):
     rows = [[task.tokenizer.eos_id, *ids]]
     return picked(model(tensor(rows)).logits[0, :-1], ids)
 
 
-def of_bert(model, task, ids):
+def bert_log_probs(model, task, ids):
     """The diagonal of the rows that each mask one token."""
     tokenizer = task.tokenizer
     rows = np.tile([tokenizer.cls_id, *ids, tokenizer.sep_id], (len(ids), 1))
@@ -28,7 +28,7 @@ def of_bert(model, task, ids):
     return picked(logits[indices, 1 + indices], ids)
 
 
-def of_t5(model, task, ids):
+def t5_log_probs(model, task, ids):
     # The first sentinel is the last piece of the tokenizer.
     sentinel = task.tokenizer.target.vocab_size - 1
     source = [[sentinel, task.tokenizer.source.eos_id]]
@@ -37,7 +37,7 @@ def of_t5(model, task, ids):
     return picked(logits[0, 1:], ids)
 
 
-def of_xlnet(model, task, ids):
+def xlnet_log_probs(model, task, ids):
     import torch
 
     length = 1 + len(ids)
@@ -62,10 +62,10 @@ def picked(logits, ids):
 @pytest.mark.parametrize(
     "folder, automatic, expected",
     [
-        ("GPT2LMHeadModel", "AutoModelForCausalLM", of_gpt),
-        ("BertForMaskedLM", "AutoModelForMaskedLM", of_bert),
-        ("T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", of_t5),
-        ("XLNetLMHeadModel", "AutoModelForCausalLM", of_xlnet),
+        ("GPT2LMHeadModel", "AutoModelForCausalLM", gpt_log_probs),
+        ("BertForMaskedLM", "AutoModelForMaskedLM", bert_log_probs),
+        ("T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", t5_log_probs),
+        ("XLNetLMHeadModel", "AutoModelForCausalLM", xlnet_log_probs),
     ],
 )
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """Log-probabilities of texts by each kind of model: sums, neighbors in a batch, long texts."""
 
+import dataclasses
 import itertools
 import types
 
@@ -9,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.jitted import jitted
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
-from transformer_jax.distributed.sharding import Placement
+from transformer_jax.distributed.sharding import Placement, make_mesh
 from transformer_jax.families.bart import BART
 from transformer_jax.families.bert import BERT
 from transformer_jax.families.electra import ELECTRA
 from transformer_jax.families.elmo import ELMo
-from transformer_jax.families.encoder_decoder import EncoderDecoder as Transformer
+from transformer_jax.families.encoder_decoder import EncoderDecoder
 from transformer_jax.families.gpt import GPT
 from transformer_jax.families.recurrent import RecurrentLM
 from transformer_jax.families.recurrent_seq2seq import RecurrentSeq2Seq
@@ -27,8 +30,8 @@ from transformer_jax.families.t5 import T5
 from transformer_jax.families.transformer_xl import TransformerXL
 from transformer_jax.families.xlnet import XLNet
 from transformer_jax.inference.log_probabilities import (
+    BlankSource,
     Discriminator,
-    EncoderDecoder,
     Forward,
     LeftToRight,
     Masked,
@@ -84,10 +87,10 @@ SCORINGS = {
     "unilm_target": Unified(
         BERT(**ENCODER, attention_dropout=0.0, max_length=32), TOKENIZER, "sequence_to_sequence"
     ),
-    "transformer": EncoderDecoder(Transformer(**PAIR, max_length=32), Paired()),
-    "recurrent_seq2seq": EncoderDecoder(RecurrentSeq2Seq(vocab_size=V, d_model=8), Paired()),
-    "bart": EncoderDecoder(BART(**PAIR, max_length=32), Paired(), blank=(4,)),
-    "t5": EncoderDecoder(T5(**PAIR, head_dim=4), Paired(), blank=(8,), lead=(8,)),
+    "transformer": BlankSource(EncoderDecoder(**PAIR, max_length=32), Paired()),
+    "recurrent_seq2seq": BlankSource(RecurrentSeq2Seq(vocab_size=V, d_model=8), Paired()),
+    "bart": BlankSource(BART(**PAIR, max_length=32), Paired(), blank=(4,)),
+    "t5": BlankSource(T5(**PAIR, head_dim=4), Paired(), blank=(8,), lead=(8,)),
     "elmo": Forward(
         ELMo(
             vocab_size=V,
@@ -156,6 +159,7 @@ def test_the_probabilities_of_all_texts_of_two_tokens_sum_to_one(name, params):
     assert np.exp(np.concatenate(after)).sum() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.sample("lstm", "xlnet", "unilm", "bart", "bert", "electra")
 @pytest.mark.parametrize("name", SCORINGS)
 def test_a_score_does_not_depend_on_its_neighbors(name, params):
     scoring, random = SCORINGS[name], np.random.default_rng(1)
@@ -167,6 +171,7 @@ def test_a_score_does_not_depend_on_its_neighbors(name, params):
         np.testing.assert_allclose(alone, log_probs, atol=1e-5)
 
 
+@pytest.mark.sample("gpt", "t5")
 @pytest.mark.parametrize("name", EXACT)
 def test_a_text_is_as_probable_as_its_parts(name, params):
     scoring, text = SCORINGS[name], [5, 6, 7, 8, 5, 5]
@@ -236,6 +241,32 @@ def test_a_discriminator_says_whether_tokens_are_original(params):
     logits = np.asarray(apply(variables, states, method="detected"))[0, 1:4]
     (found,) = scores(scoring, params(scoring), [text])
     np.testing.assert_allclose(found, np.log(1 - scipy.special.expit(logits)), atol=1e-4)
+
+
+@pytest.mark.sample("bert")
+@pytest.mark.parametrize("name", ["bert", "unilm", "transformer"])
+def test_rows_are_not_padded_beyond_the_window(name, params):
+    """A text that fits is scored where no multiple of 8 is the window."""
+    scoring = SCORINGS[name]
+    model = scoring.model.clone(max_length=21)
+    shorter = dataclasses.replace(scoring, model=model)
+    text = [5] * 17
+    (found,) = scores(shorter, params(shorter), [text])
+    assert len(found) == 17 and np.isfinite(found).all()
+
+
+def test_scores_are_equal_on_a_mesh(params):
+    scoring = SCORINGS["bert"]
+    texts = [[5, 6, 7], [8], [5, 5, 6, 8, 7]]
+    config = configs.experiment(
+        model={"name": "gpt"}, task={"name": "causal_lm"}, mesh={"data": 2, "tensor": 2}
+    ).mesh
+    mesh = make_mesh(config, jax.devices()[:4])
+    variables = jax.device_put(params(scoring), NamedSharding(mesh, PartitionSpec()))
+    scorer = Scorer(scoring, 4, Placement.of(variables, config))
+    found = scorer(variables, [([], text) for text in texts], ["text"] * 3)
+    for alone, (log_probs, _) in zip(scores(scoring, params(scoring), texts), found, strict=True):
+        np.testing.assert_allclose(log_probs, alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "unilm", "bart", "electra"])

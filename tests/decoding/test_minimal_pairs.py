@@ -114,21 +114,35 @@ def test_files_and_keys(tmp_path, capsys):
     pairs = minimal_pairs.read(f"{tmp_path}/own.jsonl", ("right", "wrong"), skip_equal=True)
     assert [(pair.good, pair.bad) for pair in pairs] == [("a", "b")]
     assert "own.jsonl:2" in capsys.readouterr().err
+    (tmp_path / "own.jsonl").write_text('{"right": "c", "wrong": "c"}')
+    with pytest.raises(UserError, match="no pair of two different sentences is left"):
+        minimal_pairs.read(f"{tmp_path}/own.jsonl", ("right", "wrong"), skip_equal=True)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "x.jsonl", ("a", "b"))
+    pairs = minimal_pairs.read(f"{tmp_path}/*/x.jsonl")
+    assert {pair.groups["file"] for pair in pairs} == {f"{tmp_path}/{x}/x.jsonl" for x in "ab"}
 
 
 def test_ngrams_score_a_text_by_itself():
-    """As the model that `scores` evaluates, whose loss is a mean over all tokens."""
+    """The loss over a text is that of the model which `scores` evaluates."""
     random = np.random.default_rng(0)
-    counted = random.integers(0, 6, 2000)
-    texts = [random.integers(1, 6, length).tolist() for length in (4, 1, 9)]
+    # Each token is likely followed by the next one, so that contexts matter.
+    steps = random.choice([1, 2, 3], size=3000, p=[0.7, 0.2, 0.1])
+    counted = 1 + np.cumsum(steps) % 5
+    counted[::7] = 0  # the ends of documents
+    texts = [[1, 2, 3, 4], [2], [5, 1, 3, 3, 2, 1, 5, 4, 2]]
     found = ngrams.log_probabilities(counted, texts, 6, end=0)
     assert [len(each) for each in found] == [4, 1, 9]
     for text, log_probs in zip(texts, found):
-        whole = np.array([0, 0, *text])
-        loss = ngrams.scores(counted, whole[1:], 6)["trigram"]["loss"]
-        assert -log_probs.mean() == pytest.approx(loss, rel=0.2)
-        (alone,) = ngrams.log_probabilities(counted, [text], 6, end=0)
-        np.testing.assert_allclose(log_probs, alone)
+        # The context (0, 0) does not occur, so the first token is predicted from the 0 before it.
+        whole = ngrams.scores(counted, np.array([0, 0, *text]), 6)["trigram"]["loss"]
+        start = ngrams.scores(counted, np.array([0, 0]), 6)["trigram"]["loss"]
+        assert -log_probs.sum() == pytest.approx(whole * (len(text) + 1) - start, rel=1e-6)
+    assert found[0].mean() > -1 > found[2].mean()  # the usual order, and another one
 
 
 def test_the_programs(tmp_path_factory, tmp_path):

@@ -19,7 +19,7 @@ from transformer_jax.data.tokenizers import ChatTokenizer, conversational
 from transformer_jax.data.tokenizers.chat import Prompt, as_messages
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
-from transformer_jax.inference import attention, batching
+from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.beam_search import (
     BestContinuations,
@@ -294,7 +294,7 @@ class CausalUse(TextScores):
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids with the token in front that starts a document in training, if any."""
-        return batching.with_start(ids, self.tokenizer, self.config.data.mask_documents)
+        return self.scoring.started(ids)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text or, with `pieces`, its tokens.

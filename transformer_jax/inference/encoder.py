@@ -150,12 +150,8 @@ class EncoderStates(StatesUse):
         )
 
 
-class EncoderUse(TextScores, EncoderStates):
-    """The methods of a task that trains an Encoder to fill masks."""
-
-    @property
-    def scoring(self) -> Scoring:
-        return Masked(self.model, self.tokenizer)
+class FillingUse(EncoderStates):
+    """The methods of a task whose Encoder fills masks."""
 
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
@@ -174,3 +170,11 @@ class EncoderUse(TextScores, EncoderStates):
           (3, True)
         """
         return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)
+
+
+class EncoderUse(TextScores, FillingUse):
+    """The methods of a task that trains an Encoder to predict the tokens of texts."""
+
+    @property
+    def scoring(self) -> Scoring:
+        return Masked(self.model, self.tokenizer)

@@ -8,7 +8,7 @@ log-probabilities:
 - `Masked`: each token given all others, one row for each (Salazar et al. 2020);
 - `Permuted`: the tokens in their own order, which is one of the orders that XLNet was trained on;
 - `Unified`: a mask for each token that attends to the tokens before it (Dong et al. 2019);
-- `EncoderDecoder`: each token of the target given those before it, for a source without content;
+- `BlankSource`: each token of the target given those before it, for a source without content;
 - `Discriminator`: whether each token is original (Clark et al. 2020);
 - `Forward`: each word given the words before it, by the forward direction of ELMo.
 
@@ -18,7 +18,10 @@ of the texts.
 """
 
 import abc
+import collections
 import dataclasses
+import functools
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -33,7 +36,7 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError
 from transformer_jax.contracts.model import Inputs, token_types
 from transformer_jax.data import arguments
-from transformer_jax.distributed import hosts
+from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference import batching
 from transformer_jax.inference.batching import chunks, in_order, longest_first, padded, rounded_up
@@ -62,7 +65,9 @@ class TextScore(NamedTuple):
 
 class Likelihood(NamedTuple):
     log_prob: float  # log P(continuation | context)
-    greedy: bool  # whether each token was the likeliest one: greedy decoding would return it
+    # whether each token was the likeliest one, so that greedy decoding would return them; never so
+    # for scores that are not exact
+    greedy: bool
     tokens: int  # of the continuation
 
 
@@ -104,9 +109,17 @@ class Scoring(abc.ABC):
         """Returns a context with the tokens in front that start a document, if any."""
         return context
 
+    def num_queries(self, text: list[int]) -> int:
+        """Returns the number of rows that predict the tokens of a text."""
+        return 1
+
     @abc.abstractmethod
-    def queries(self, context: list[int], text: list[int]) -> Iterator[Query]:
-        """Yields the rows that predict each token of `text`, which follows `context`, once."""
+    def length(self, context: list[int], text: list[int]) -> int:
+        """Returns the number of positions in the longest row of a text that follows `context`."""
+
+    @abc.abstractmethod
+    def query(self, context: list[int], text: list[int], index: int) -> Query:
+        """Returns row number `index` of a text. All rows together predict each token once."""
 
     @abc.abstractmethod
     def states(self, params, row: Row, positions) -> Float[Array, "B P M"]:
@@ -117,23 +130,30 @@ class Scoring(abc.ABC):
         apply = partial(self.model.apply, {"params": params})
         states = apply(self.states(params, row, positions), method="transformed")
         # The output layer is passed on rather than applied, so that the logits of all rows never
-        # exist at once.
-        return token_log_probs(states, apply(method="limited_output"), labels)
+        # exist at once. It computes one sequence at a time, and a sequence of one position would
+        # read the whole table for it: rows with one prediction are joined.
+        shape = labels.shape
+        if shape[1] == 1:
+            joined = math.gcd(shape[0] // sharding.parts("batch"), _JOINED)
+            states, labels = (x.reshape(-1, joined, *x.shape[2:]) for x in (states, labels))
+        scores = token_log_probs(states, apply(method="limited_output"), labels)
+        return tuple(each.reshape(shape) for each in scores)
 
-    def flops(self, query: Query) -> float:
-        """Returns the FLOPs of a forward pass over a row."""
-        length = max(map(len, query.row.values()))
-        return self.model.flops(length, len(query.labels))
+    @property
+    def longest_row(self) -> int:
+        """The largest number of positions to which a row may be padded."""
+        return self.model.window
+
+    def check(self, context: list[int], text: list[int]) -> None:
+        """Raises UserError if the model cannot read a text that follows `context`."""
+        if (length := self.length(context, text)) > self.model.window:
+            raise UserError(
+                f"it has {length} tokens, special tokens included: must have at most "
+                f"config.model.max_length={self.model.max_length}; divide it"
+            )
 
     def _hidden(self, params, *inputs: Inputs) -> Float[Array, "B L M"]:
         return self.model.apply({"params": params}, *inputs, method="hidden")
-
-    def _check_length(self, num_tokens: int) -> None:
-        if num_tokens > self.model.window:
-            raise UserError(
-                f"it has {num_tokens} tokens, special tokens included: must have at most "
-                f"config.model.max_length={self.model.max_length}; divide it"
-            )
 
 
 def at(hidden: Float[Array, "B L M"], positions: Int[Array, "B P"]) -> Float[Array, "B P M"]:
@@ -152,8 +172,8 @@ class LeftToRight(Scoring):
 
     The first token is predicted from the token that starts a document in training. A text that
     exceeds the window is read in windows whose predictions do not overlap, and the last window
-    reads as much of the text before it as it can. A model that carries a state from row to row is
-    given one text in segments of `segment` tokens, as in training.
+    reads as much of the text before it as it can. A model that carries a state from row to row
+    reads a text in segments of `segment` tokens, as in training.
     """
 
     mask_documents: bool = False  # of config.data: the end token comes first in each document
@@ -162,30 +182,61 @@ class LeftToRight(Scoring):
     def started(self, context):
         return batching.with_start(context, self.tokenizer, self.mask_documents)
 
-    def queries(self, context, text):
-        ids = [*context, *text]
-        for start in range(len(context), len(ids), self.model.window):
-            stop = min(start + self.model.window, len(ids))
-            # The last token is predicted, but not read.
-            first = max(stop - 1 - self.model.window, 0)
-            positions = range(start - 1 - first, stop - 1 - first)
-            row = {"tokens": ids[first : stop - 1]}
-            yield Query(row, positions, ids[start:stop], start - len(context))
+    def num_queries(self, text):
+        return -(-len(text) // self.model.window)
+
+    def length(self, context, text):
+        # The last token is predicted, but not read.
+        return min(len(context) + len(text) - 1, self.model.window)
+
+    def query(self, context, text, index):
+        ids, window = [*context, *text], self.model.window
+        start = len(context) + index * window
+        stop = min(start + window, len(ids))
+        first = max(stop - 1 - window, 0)
+        positions = range(start - 1 - first, stop - 1 - first)
+        return Query({"tokens": ids[first : stop - 1]}, positions, ids[start:stop], index * window)
 
     def states(self, params, row, positions):
         tokens = row["tokens"]
         if self.segment is None or tokens.shape[1] <= self.segment:
             return at(self._hidden(params, Inputs(tokens)), positions)
-        carry, states = self.model.initial_carry(len(tokens)), []
-        for start in range(0, tokens.shape[1], self.segment):
-            segment = tokens[:, start : start + self.segment]
-            hidden, carry = self.model.apply({"params": params}, segment, carry, method="advance")
-            states.append(hidden)
-        return at(jnp.concatenate(states, axis=1), positions)
+        count = -(-tokens.shape[1] // self.segment)
+        tokens = jnp.pad(tokens, ((0, 0), (0, count * self.segment - tokens.shape[1])))
+        segments = tokens.reshape(len(tokens), count, self.segment).swapaxes(0, 1)
+
+        # A scan, because a loop would be compiled anew for each number of segments.
+        def read(carry, segment):
+            states, carry = self.model.apply({"params": params}, segment, carry, method="advance")
+            return carry, states
+
+        _, states = jax.lax.scan(read, self.model.initial_carry(len(tokens)), segments)
+        return at(states.swapaxes(0, 1).reshape(*tokens.shape, -1), positions)
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked(Scoring):
+class _Framed(Scoring):
+    """A text between the special tokens of an encoder, such as [CLS] text [SEP]."""
+
+    @functools.cached_property
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return batching.text_frame(self.model, self.tokenizer)
+
+    def length(self, context, text):
+        return sum(map(len, (*self._frame, context, text)))
+
+    def _row(self, context: list[int], text: list[int]) -> tuple[list[int], int]:
+        """Returns the ids of a row, and the position of the first token of the text."""
+        begin, end = self._frame
+        return [*begin, *context, *text, *end], len(begin) + len(context)
+
+    def states(self, params, row, positions):
+        inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
+        return at(self._hidden(params, inputs), positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(_Framed):
     """The pseudo-log-likelihood: each token is masked by itself (Salazar et al. 2020).
 
     With `within_word`, the tokens after it in its word are masked as well, because they would
@@ -195,28 +246,34 @@ class Masked(Scoring):
     kind = "pseudo"
     within_word: bool = False
 
-    def queries(self, context, text):
-        begin, end = batching.text_frame(self.model, self.tokenizer)
-        ids = [*begin, *context, *text, *end]
-        self._check_length(len(ids))
-        offset = len(begin) + len(context)
-        ones = [1] * len(ids)
-        for index, token in enumerate(text):
-            masked, stop = ids.copy(), index + 1
-            if self.within_word:
-                while stop < len(text) and self.tokenizer.continues[text[stop]]:
-                    stop += 1
-            masked[offset + index : offset + stop] = [self._mask] * (stop - index)
-            row = {"tokens": masked, "segment_ids": ones}
-            yield Query(row, (offset + index,), (token,), index)
+    def num_queries(self, text):
+        return len(text)
 
-    @property
+    def query(self, context, text, index):
+        ids, offset = self._row(context, text)
+        stop = index + 1
+        if self.within_word:
+            while stop < len(text) and self._inside[text[stop]]:
+                stop += 1
+        ids[offset + index : offset + stop] = [self._mask] * (stop - index)
+        row = {"tokens": ids, "segment_ids": [1] * len(ids)}
+        return Query(row, (offset + index,), (text[index],), index)
+
+    @functools.cached_property
     def _mask(self) -> int:
         return self.tokenizer.required("mask", user="a pseudo-log-likelihood")[0]
 
-    def states(self, params, row, positions):
-        inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
-        return at(self._hidden(params, inputs), positions)
+    @functools.cached_property
+    def _inside(self) -> list[bool]:
+        """For each id whether its piece continues a word, by letters or digits.
+
+        Byte-level and SentencePiece tokenizers join punctuation to the word before it.
+        """
+        pieces = self.tokenizer.pieces(list(range(self.tokenizer.vocab_size)))
+        return [
+            bool(continues) and any(map(str.isalnum, piece))
+            for continues, piece in zip(self.tokenizer.continues, pieces)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,12 +283,13 @@ class Permuted(Scoring):
     The first token is predicted from the separator in front of it.
     """
 
-    def queries(self, context, text):
+    def length(self, context, text):
+        return 1 + len(context) + len(text)
+
+    def query(self, context, text, index):
         (separator,) = self.tokenizer.required("sep", user="a permuted model")
         ids = [separator, *context, *text]
-        self._check_length(len(ids))
-        first = 1 + len(context)
-        yield Query({"tokens": ids}, range(first, len(ids)), text, 0)
+        return Query({"tokens": ids}, range(1 + len(context), len(ids)), text, 0)
 
     def states(self, params, row, positions):
         tokens = row["tokens"]
@@ -252,29 +310,40 @@ class Unified(Scoring):
 
     objective: str = "left_to_right"
 
-    def queries(self, context, text):
-        cls, sep, mask = self.tokenizer.required("cls", "sep", "mask", user="a text by masks")
-        source = [cls] if self.objective == "left_to_right" else [cls, sep]
+    @functools.cached_property
+    def _source(self) -> tuple[int, ...]:
+        cls, sep = self.tokenizer.required("cls", "sep", user="a text by masks")
+        return (cls,) if self.objective == "left_to_right" else (cls, sep)
+
+    def length(self, context, text):
+        return len(self._source) + len(context) + len(text)
+
+    @property
+    def longest_row(self):
+        return 2 * self.model.window  # the masks have the positions of the tokens
+
+    def query(self, context, text, index):
+        (mask,) = self.tokenizer.required("mask", user="a text by masks")
         first_type, second_type = token_types(self.objective, self.model.num_token_types)
-        ids = [*source, *context, *text]
-        self._check_length(len(ids))
+        num_source = len(self._source)
+        ids = [*self._source, *context, *text]
         num_read, num_masks = len(ids), len(text)
         positions = [*range(num_read), *range(num_read - num_masks, num_read)]
         # A source has rank 0. The rank of a mask lies between that of the token at its position and
         # that of the token before.
-        ranks = [2 * max(position - len(source) + 1, 0) for position in positions]
+        ranks = [2 * max(position - num_source + 1, 0) for position in positions]
         ranks[num_read:] = [rank - 1 for rank in ranks[num_read:]]
         row = {
             "tokens": [*ids, *[mask] * num_masks],
             "positions": positions,
             "segment_ids": [1] * len(positions),
             "token_types": [
-                first_type if position < len(source) else second_type for position in positions
+                first_type if position < num_source else second_type for position in positions
             ],
             "ranks": ranks,
             "private": [0] * num_read + [1] * num_masks,
         }
-        yield Query(row, range(num_read, num_read + num_masks), text, 0)
+        return Query(row, range(num_read, num_read + num_masks), text, 0)
 
     def states(self, params, row, positions):
         inputs = Inputs(**{**row, "private": row["private"] > 0})
@@ -282,7 +351,7 @@ class Unified(Scoring):
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderDecoder(Scoring):
+class BlankSource(Scoring):
     """The chain rule over a target, given a source without content, for a SequenceToSequence model.
 
     The default source is the end token alone. `blank` are ids that stand for a missing text: they
@@ -293,20 +362,34 @@ class EncoderDecoder(Scoring):
     blank: tuple[int, ...] = ()
     lead: tuple[int, ...] = ()
 
-    def queries(self, context, text):
+    @classmethod
+    def denoising(cls, model, tokenizers, sentinel: int | None, mask: int | None) -> "BlankSource":
+        """Returns the scoring of a model that restores texts: the whole text is missing.
+
+        A `sentinel` stands for it in source and target, or else a `mask` in the source.
+        """
+        if sentinel is not None:
+            return cls(model, tokenizers, blank=(sentinel,), lead=(sentinel,))
+        return cls(model, tokenizers, blank=() if mask is None else (mask,))
+
+    @functools.cached_property
+    def _start(self) -> tuple[int, ...]:
         target = self.tokenizer.target
+        return (target.start_id, *target.framed([])[:-1], *self.lead)
+
+    def length(self, context, text):
+        return len(self._start) + len(context) + len(text) - 1
+
+    def query(self, context, text, index):
         source = self.tokenizer.source.framed(list(self.blank))
-        start = [target.start_id, *target.framed([])[:-1], *self.lead]
-        ids = [*start, *context, *text]
-        self._check_length(len(ids) - 1)
-        read = ids[:-1]
+        read = [*self._start, *context, *text][:-1]
         row = {
             "source": source,
             "source_segment_ids": [1] * len(source),
             "target": read,
             "target_segment_ids": [1] * len(read),
         }
-        yield Query(row, range(len(read) - len(text), len(read)), text, 0)
+        return Query(row, range(len(read) - len(text), len(read)), text, 0)
 
     def states(self, params, row, positions):
         source, target = (
@@ -315,28 +398,17 @@ class EncoderDecoder(Scoring):
         )
         return at(self._hidden(params, source, target), positions)
 
-    def flops(self, query):
-        target = len(query.row["target"])
-        return self.model.flops(len(query.row["source"]), target)
-
 
 @dataclasses.dataclass(frozen=True)
-class Discriminator(Scoring):
+class Discriminator(_Framed):
     """The log-probability that each token is original, all in one pass (Clark et al. 2020)."""
 
     kind = "discriminator"
 
-    def queries(self, context, text):
-        begin, end = batching.text_frame(self.model, self.tokenizer)
-        ids = [*begin, *context, *text, *end]
-        self._check_length(len(ids))
-        first = len(begin) + len(context)
+    def query(self, context, text, index):
+        ids, first = self._row(context, text)
         row = {"tokens": ids, "segment_ids": [1] * len(ids)}
-        yield Query(row, range(first, first + len(text)), text, 0)
-
-    def states(self, params, row, positions):
-        inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
-        return at(self._hidden(params, inputs), positions)
+        return Query(row, range(first, first + len(text)), text, 0)
 
     def token_scores(self, params, row, positions, labels):
         states = self.states(params, row, positions)
@@ -349,11 +421,16 @@ class Discriminator(Scoring):
 class Forward(Scoring):
     """The chain rule over words, by the forward direction of a model with two directions."""
 
-    def queries(self, context, text):
-        spelled = self.tokenizer.spelled(self.model.max_characters).table
-        ids = [self.tokenizer.eos_id, *context, *text]
-        row = {"tokens": spelled[ids[:-1]]}
-        yield Query(row, range(len(context), len(ids) - 1), text, 0)
+    @functools.cached_property
+    def _spelled(self) -> np.ndarray:
+        return self.tokenizer.spelled(self.model.max_characters).table
+
+    def length(self, context, text):
+        return len(context) + len(text)
+
+    def query(self, context, text, index):
+        read = [self.tokenizer.eos_id, *context, *text][:-1]
+        return Query({"tokens": self._spelled[read]}, range(len(context), len(read)), text, 0)
 
     def states(self, params, row, positions):
         # The backward direction reads the same words, and what it computes is not used.
@@ -369,6 +446,8 @@ class Forward(Scoring):
 # Texts that are encoded and sorted by length together, which saves padding. It is not all of them,
 # because the texts may be a stream.
 _SORTED = 4096
+# Rows with one prediction whose logits are computed together.
+_JOINED = 64
 # A batch of rows of this length has `config.decode.batch` rows, and one of shorter rows has more.
 _LENGTH = 64
 
@@ -394,36 +473,43 @@ class Scorer:
         Pairs are (context, text), and results arrays of one number per token of the text: float32,
         and bool for whether it was the likeliest one. Errors call the pairs by `names`.
         """
-        rows = []  # (index of a pair, query)
-        missing = []  # the number of queries of each pair
-        for number, (name, (context, text)) in enumerate(zip(names, pairs)):
+        scoring = self.scoring
+        for name, (context, text) in zip(names, pairs):
             try:
-                queries = list(self.scoring.queries(context, text)) if text else []
+                scoring.check(context, text)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from None
-            rows += [(number, query) for query in queries]
-            missing.append(len(queries))
-        if self.scoring.kind == "pseudo":
-            flops = sum(self.scoring.flops(query) for _, query in rows)
+        missing = [scoring.num_queries(text) if text else 0 for _, text in pairs]
+        lengths = [scoring.length(*pair) if pair[1] else 0 for pair in pairs]
+        if scoring.kind == "pseudo":
+            rows = collections.Counter()
+            for length, count in zip(lengths, missing):
+                rows[length] += count
+            flops = sum(scoring.model.flops(length, 1) * count for length, count in rows.items())
             say(
-                f"each token is masked by itself: {len(rows):,} rows for {len(pairs):,} texts, "
+                f"each token is masked by itself: {sum(missing):,} rows for {len(pairs):,} texts, "
                 f"{flops / 1e12:.3g} TFLOP"
             )
-        return in_order(self._complete(params, pairs, rows, missing))
+        return in_order(self._complete(params, pairs, lengths, missing))
 
-    def _complete(self, params, pairs, rows, missing):
+    def _complete(self, params, pairs, lengths: list[int], missing: list[int]):
         """Yields (index of a pair, its scores) when its last row is done."""
         scores = [(np.zeros(len(text), np.float32), np.zeros(len(text), bool)) for _, text in pairs]
         yield from ((number, scores[number]) for number, left in enumerate(missing) if not left)
-        order = longest_first([_longest(query) for _, query in rows])
-        while order:
-            length = _shape_length(_longest(rows[order[0]][1]))
+        # Only the numbers of rows are kept, because a masked model has millions of them.
+        rows = [(pair, index) for pair in longest_first(lengths) for index in range(missing[pair])]
+        start = 0
+        while start < len(rows):
+            length = _shape_length(lengths[rows[start][0]])
             size = self.placement.rows(max(self.batch * _LENGTH // length, 1))
-            numbers, order = order[:size], order[size:]
-            chosen = [rows[number] for number in numbers]
-            for (pair, query), log_probs, likeliest in zip(
-                chosen, *self._computed(params, [query for _, query in chosen], size)
-            ):
+            chosen = rows[start : start + size]
+            start += size
+            if len(chosen) == len(rows):
+                # Few rows have one of few numbers of rows, because each number is compiled.
+                size = min(size, self.placement.rows(1 << (len(rows) - 1).bit_length()))
+            queries = [self.scoring.query(*pairs[pair], index) for pair, index in chosen]
+            computed = self._computed(params, queries, size)
+            for (pair, _), query, log_probs, likeliest in zip(chosen, queries, *computed):
                 part = slice(query.first, query.first + len(query.labels))
                 scores[pair][0][part] = log_probs[: len(query.labels)]
                 scores[pair][1][part] = likeliest[: len(query.labels)]
@@ -433,19 +519,11 @@ class Scorer:
 
     def _computed(self, params, queries: list[Query], size: int):
         """Returns the scores (rows, P) of the labels of each row."""
-        # A batch that is not full has one of few numbers of rows, because each is compiled.
-        size = min(size, self.placement.rows(1 << (len(queries) - 1).bit_length()))
-        lengths = {
-            name: _shape_length(max(len(query.row[name]) for query in queries))
-            for name in queries[0].row
-        }
-        window = self.scoring.model.window
-        if set(lengths) == {"tokens"}:
-            lengths = {name: min(length, window) for name, length in lengths.items()}
-        row = {
-            name: padded([query.row[name] for query in queries], length, size)
-            for name, length in lengths.items()
-        }
+        row = {}
+        for name in queries[0].row:
+            arrays = [query.row[name] for query in queries]
+            length = min(_shape_length(max(map(len, arrays))), self.scoring.longest_row)
+            row[name] = padded(arrays, length, size)
         most = max(len(query.labels) for query in queries)
         most = most if most == 1 else _shape_length(most)
         positions, labels = (
@@ -453,14 +531,10 @@ class Scorer:
             for name in ("positions", "labels")
         )
         # The lengths of a batch are not known when the mesh is chosen, which need not divide them.
-        fitting = {"length": next(iter(lengths.values()))} if len(lengths) == 1 else {"length": 1}
-        placement = self.placement.dividing(**fitting)
+        lengths = {array.shape[1] for array in row.values()}
+        placement = self.placement.dividing(length=lengths.pop() if len(lengths) == 1 else 1)
         batch = (row, positions, labels)
         return jax.device_get(hosts.run(_token_scores, self.scoring, placement, params, batch))
-
-
-def _longest(query: Query) -> int:
-    return max(map(len, query.row.values()))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -521,10 +595,7 @@ class TextScores(abc.ABC):
                     f"(config.task.name={self.config.task.name!r}) scores its texts without"
                 )
             scoring = dataclasses.replace(scoring, within_word=True)
-        texts = arguments.as_texts(texts)
-        if scoring.kind == "pseudo":
-            texts = list(texts)
-        return self._log_probability(params, scoring, texts)
+        return self._log_probability(params, scoring, arguments.as_texts(texts))
 
     def _log_probability(self, params, scoring, texts) -> Iterator[TextScore]:
         tokenizer = self.tokenizer.target
@@ -585,7 +656,9 @@ class TextScores(abc.ABC):
             except UserError as error:
                 raise UserError(f"{name}: {error}") from None
         return (
-            Likelihood(_total(log_probs), bool(likeliest.all()), len(log_probs))
+            Likelihood(
+                _total(log_probs), scoring.kind == "exact" and bool(likeliest.all()), len(log_probs)
+            )
             for log_probs, likeliest in self._scored(params, scoring, pairs, names)
         )
 

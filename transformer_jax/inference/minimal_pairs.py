@@ -49,9 +49,13 @@ def read(patterns: str, keys: tuple[str, str] = KEYS, *, skip_equal: bool = Fals
     empty file, and for a line that is no object with these keys.
     """
     pairs = []
-    for file in matching_files("--minimal_pairs", patterns):
+    files = matching_files("--minimal_pairs", patterns)
+    stems = [os.path.basename(file).partition(".")[0] for file in files]
+    # Files of equal names in different folders keep their paths, so that none is added to another.
+    names = stems if len({*stems}) == len(files) else files
+    for file, name in zip(files, names):
         found = [
-            _pair(from_json(line, where), where, keys)
+            _pair(from_json(line, where), where, keys, name)
             for index, line in enumerate(text_lines(file))
             if line.strip()
             for where in [Location(Span(file), index)]
@@ -67,10 +71,13 @@ def read(patterns: str, keys: tuple[str, str] = KEYS, *, skip_equal: bool = Fals
         )
     if equal:
         say(f"left out, because both sentences are equal: {', '.join(str(x.where) for x in equal)}")
-    return [pair for pair in pairs if pair.good != pair.bad]
+    pairs = [pair for pair in pairs if pair.good != pair.bad]
+    if not pairs:
+        raise UserError(f"--minimal_pairs={patterns}: no pair of two different sentences is left")
+    return pairs
 
 
-def _pair(record: Any, where: Location, keys: tuple[str, str]) -> Pair:
+def _pair(record: Any, where: Location, keys: tuple[str, str], file: str) -> Pair:
     sentences = []
     for key in keys:
         sentence = record.get(key) if isinstance(record, dict) else None
@@ -81,8 +88,7 @@ def _pair(record: Any, where: Location, keys: tuple[str, str]) -> Pair:
             )
         sentences.append(sentence)
     named = {key: record[key] for key in _GROUPS.values() if isinstance(record.get(key), str)}
-    name = os.path.basename(where.span.file).partition(".")[0]
-    return Pair(*sentences, where, {"file": name, **named})
+    return Pair(*sentences, where, {"file": file, **named})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def _encoded(task, pairs: Sequence[Pair]) -> tuple[list[str], list[list[int]]]:
     tokenizer = task.tokenizer.target
     encoded = tokenizer.encode(sentences)
     for pair, ids in zip((pair for pair in pairs for _ in range(2)), encoded):
-        if is_unknown(ids, tokenizer):
+        if not ids or is_unknown(ids, tokenizer):
             raise UserError(f"{pair.where}: the tokenizer knows no piece of a sentence")
     return sentences, encoded
 

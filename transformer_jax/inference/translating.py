@@ -17,7 +17,7 @@ from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.encoder import StatesUse
-from transformer_jax.inference.log_probabilities import EncoderDecoder, Scoring, TextScores
+from transformer_jax.inference.log_probabilities import BlankSource, Scoring, TextScores
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.token_constraints import end_ids
 from transformer_jax.pictures.attention_maps import Attended
@@ -196,7 +196,7 @@ class SequenceToSequenceUse(TextScores, StatesUse):
 
     @property
     def scoring(self) -> Scoring:
-        return EncoderDecoder(self.model, self.tokenizer)
+        return BlankSource(self.model, self.tokenizer)
 
     @property
     def text_tokenizer(self):

@@ -6,7 +6,7 @@ from functools import cached_property
 from transformer_jax.config import Fraction, UserError
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.noises import NUM_SENTINELS, Composition, DenoisingRows, Pieces
-from transformer_jax.inference.log_probabilities import EncoderDecoder
+from transformer_jax.inference.log_probabilities import BlankSource
 from transformer_jax.inference.translating import Translator, check_lengths
 from transformer_jax.objectives.texts import PairTask
 
@@ -62,14 +62,12 @@ class Denoising(PairTask):
         return bool(self.tokenizer_folder or self.config.data.tokenizer_files)
 
     @property
-    def scoring(self) -> EncoderDecoder:
-        """The whole text is missing from the source: a sentinel or a mask stands in its place."""
+    def scoring(self) -> BlankSource:
         pieces = Pieces.of(self.tokenizer.source)
-        if self.noise.num_sentinels(self.source_length):
-            sentinel = (pieces.size - 1,)
-            return EncoderDecoder(self.model, self.tokenizer, blank=sentinel, lead=sentinel)
-        blank = (pieces.mask_id,) if self.noise.masks else ()
-        return EncoderDecoder(self.model, self.tokenizer, blank=blank)
+        has_sentinels = self.noise.num_sentinels(self.source_length) > 0
+        sentinel = pieces.size - 1 if has_sentinels else None
+        mask = pieces.mask_id if self.noise.masks else None
+        return BlankSource.denoising(self.model, self.tokenizer, sentinel, mask)
 
     @property
     def translator(self) -> Translator:

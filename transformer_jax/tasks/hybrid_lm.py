@@ -53,6 +53,11 @@ class HybridLM(TextScores, EncoderStates, TextTask):
                 "take a model that does, such as bert"
             )
         check_row_length("length", self.length, self.model, least=8)
+        if self.config.data.mask_documents:
+            raise UserError(
+                "config.data.mask_documents=true: rows of config.task.name='hybrid_lm' go on over "
+                "the ends of documents; leave it out"
+            )
         self.coefficients = {"causal": self.causal_share, "masked": 1 - self.causal_share}
 
     @property
@@ -66,8 +71,8 @@ class HybridLM(TextScores, EncoderStates, TextTask):
         return tokenizer
 
     @property
-    def scoring(self) -> "ByRanks":
-        return ByRanks(self.model, self.tokenizer)
+    def scoring(self) -> "CausalRanks":
+        return CausalRanks(self.model, self.tokenizer)
 
     def batch_spec(self, row_shape: int = 0):
         keys = ("tokens", "ranks", "labels", "weights", "segment_ids")
@@ -217,13 +222,15 @@ class HybridRows(texts.MixedTexts):
 
 
 @dataclasses.dataclass(frozen=True)
-class ByRanks(Scoring):
+class CausalRanks(Scoring):
     """The chain rule, by an encoder whose tokens attend to those before them, after [CLS]."""
 
-    def queries(self, context, text):
+    def length(self, context, text):
+        return len(context) + len(text)
+
+    def query(self, context, text, index):
         ids = [self.tokenizer.cls_id, *context, *text][:-1]
-        self._check_length(len(ids))
-        yield Query({"tokens": ids}, range(len(context), len(ids)), text, 0)
+        return Query({"tokens": ids}, range(len(context), len(ids)), text, 0)
 
     def states(self, params, row, positions):
         tokens = row["tokens"]

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from transformer_jax.config import NonNegativeInt, UserError
 from transformer_jax.data import arguments, sentences, tokenizers
 from transformer_jax.data.packing import ColumnRows
-from transformer_jax.inference.log_probabilities import EncoderDecoder, Scoring
+from transformer_jax.inference.log_probabilities import BlankSource, Scoring
 from transformer_jax.inference.translating import (
     Hypothesis,
     ScoredOutputs,
@@ -82,11 +82,9 @@ class TextToText(ScoredOutputs, PairTask):
     def scoring(self) -> Scoring:
         """As in the pre-training of the model: a sentinel or a mask stands for the whole text."""
         tokenizer = self.tokenizer.source
-        if tokenizer.num_sentinels:  # the first of them is the last piece
-            sentinel = (tokenizer.vocab_size - 1,)
-            return EncoderDecoder(self.model, self.tokenizer, blank=sentinel, lead=sentinel)
-        blank = () if tokenizer.mask_id is None else (tokenizer.mask_id,)
-        return EncoderDecoder(self.model, self.tokenizer, blank=blank)
+        # The first sentinel is the last piece.
+        sentinel = tokenizer.vocab_size - 1 if tokenizer.num_sentinels else None
+        return BlankSource.denoising(self.model, self.tokenizer, sentinel, tokenizer.mask_id)
 
     @cached_property
     def measures(self) -> list[Measure]:

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.data import arguments
-from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.inference.encoder import FillingUse
 from transformer_jax.objectives.texts import TextTask
 
 # --------------------------------------------------------------------------------------------------
 # The base class of these tasks. Their losses are no cross-entropies over the vocabulary, so they
-# have no perplexity.
+# have no perplexity, and texts no log-probability.
 
 
-class WordTask(EncoderUse, TextTask):
+class WordTask(FillingUse, TextTask):
     """A task with rows of `length` positions and one loss. See WordVectorsTask."""
 
     length: int
