@@ -29,7 +29,6 @@ from transformer_jax.data import arguments, rows, store, tokenizers
 from transformer_jax.data.masking import MaskedRows
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
-from transformer_jax.inference import lowering
 from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.inference.translating import SequenceToSequenceUse
@@ -527,6 +526,8 @@ class PairTask(SequenceToSequenceUse, TextTask):
 
     def search_programs(self, params) -> dict[str, EvaluationProgram]:
         """Returns the programs of a beam search over sources that fill a row."""
+        from transformer_jax.inference import lowering  # which only a plan of a run needs
+
         batch = self.config.decode.batch
         remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
         programs = lowering.beam_search(self.model, params, self.config, self.source_length)

@@ -9,7 +9,6 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context, EvaluationProgram
 from transformer_jax.data import arguments
 from transformer_jax.data.texts import TextWindows
-from transformer_jax.inference import lowering
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.inference.log_probabilities import LeftToRight
 from transformer_jax.objectives.texts import NextTokens, carried_states, perplexities, perplexity
@@ -90,6 +89,8 @@ class CausalLM(NextTokens):
     def evaluation_programs(self, params):
         if not self.sample_tokens:
             return {}
+        from transformer_jax.inference import lowering  # which only a plan of a run needs
+
         remedy = "--config.task.sample_tokens=0: no sample is printed"
         sample = lowering.generation(self.model, params, self.config, self.sample_tokens, _SAMPLING)
         return {"a sample": EvaluationProgram(*sample, remedy)}
