@@ -102,5 +102,5 @@ def test_a_mesh_that_does_not_fit(tmp_path, monkeypatch):
     assert params["token_embed"]["embedding"].sharding.is_fully_replicated
     with pytest.raises(UserError, match="config.mesh.fsdp=8 does not divide 12"):
         opening.open_run(workdir, overrides={"mesh.fsdp": 8})
-    with pytest.raises(UserError, match="the product 3 does not fit the 8 devices"):
+    with pytest.raises(UserError, match="the product is 3, and the devices are 8"):
         opening.open_run(workdir, overrides={"mesh.fsdp": 3})

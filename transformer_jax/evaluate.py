@@ -9,7 +9,7 @@ inference/prompting.py for the format of the file. Flags such as --config.decode
 sets of GPT-2's zero-shot table, by the measure that it reports; see inference/zero_shot.py.
 
 --minimal_pairs='blimp/*.jsonl' asks whether the right sentence of each pair is likelier than the
-wrong one, by file and by phenomenon; see inference/minimal_pairs.py.
+wrong one, by file and by phenomenon: each line is {"sentence_good": ..., "sentence_bad": ...}.
 
 --against=DIR2 compares the run with another one, whose outputs for the same set are scored by the
 same measures. It prints both scores, their difference with its 95% confidence interval, and its

@@ -68,7 +68,10 @@ def make_mesh(config, devices=None) -> Mesh:
         raise UserError(f"{keys}: each must be at least 1, one may be -1")
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
+        raise UserError(
+            f"{keys}: the product is {known}, and the devices are {len(devices)}; "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=N gives N virtual CPU devices"
+        )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     # The axes are Auto, because Linen's sharding constraints fail with Explicit axes, which are the
     # default of make_mesh.
