@@ -41,6 +41,7 @@ def sweep(tiny: bool):
             "unit": "s",
         }
     fit = call("fit", workdir)
+    drawn = fit.pop("pictures")  # paths of this machine, which are no result
     check = call("check", workdir)
     yield {"case": "R^2 of log L(N, D)", "ours": fit["L(N, D)"]["r2"], "unit": "", "fit": fit}
     yield {
@@ -49,7 +50,7 @@ def sweep(tiny: bool):
         "unit": "%",
         "check": check,
     }
-    for path in map(pathlib.Path, fit.pop("pictures")):
+    for path in map(pathlib.Path, drawn):
         if not tiny:
             shutil.copy(path, RESULTS / f"scaling_cpu_{path.name}")
 
