@@ -32,7 +32,7 @@ def draw(runs: list[laws.Run], fits: Fits, folder, files: Files = NO_FILES) -> l
 def _laws(runs, fits):
     from matplotlib.figure import Figure  # slow to import
 
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 5.2), layout="constrained")
     colors = _colors(runs)
     for axes, (name, quantity) in zip(figure.subplots(1, 3), AXES.items()):
         if quantity == "flops":
@@ -61,7 +61,7 @@ def _optimum(runs, fits, folder, files):
     from matplotlib.figure import Figure
 
     parabolas = laws.parabolas(runs)
-    figure = Figure(figsize=(15 if parabolas else 10, 4.5), layout="constrained")
+    figure = Figure(figsize=(15 if parabolas else 10, 5.2), layout="constrained")
     panels = figure.subplots(1, 3 if parabolas else 2)
     if parabolas:
         _parabolas(panels[0], parabolas)
@@ -173,7 +173,9 @@ def _finish(axes) -> None:
         EngFormatter,
         LogFormatterSciNotation,
         LogLocator,
+        MaxNLocator,
         NullFormatter,
+        NullLocator,
         ScalarFormatter,
     )
 
@@ -181,9 +183,12 @@ def _finish(axes) -> None:
         if axis.get_scale() != "log":
             continue
         low, high = axis.get_view_interval()
-        if label == _LOSS:  # spans less than a decade, so plain numbers are clearer
+        if label == _LOSS:
+            # A loss spans less than a decade, in which a logarithmic axis has too few ticks, and
+            # plain numbers are clearer.
+            axis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
             axis.set_major_formatter(ScalarFormatter())
-            axis.set_minor_formatter(ScalarFormatter())
+            axis.set_minor_locator(NullLocator())
             continue
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
         axis.set_major_formatter(
@@ -195,7 +200,8 @@ def _finish(axes) -> None:
         axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3, which="both")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+        # Below the panel, where it covers no run.
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
 def _saved(figure, folder, name: str):
