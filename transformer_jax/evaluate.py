@@ -184,32 +184,29 @@ def _zero_shot(options) -> dict:
 def _minimal_pairs(options) -> dict:
     """Returns the accuracies of --minimal_pairs."""
     from transformer_jax.inference import minimal_pairs
+    from transformer_jax.runs.open import checkpoint_steps
 
     # Read before the run is opened, which takes much longer.
     keys = tuple(options.pair_keys)
     pairs = minimal_pairs.read(options.minimal_pairs, keys, skip_equal=options.skip_equal)
-    task, params = cli.open_run("log_probability", "has log-probabilities of texts", ALLOWED)
     how = dict(normalize=options.normalize, within_word=options.within_word)
-    results = {"minimal_pairs": options.minimal_pairs}
-    if not options.steps:
-        results |= minimal_pairs.evaluate(task, params, pairs, **how)
-    else:
-        results |= _over_steps(options, pairs, how)
-    return results | {"baselines": minimal_pairs.baselines(task, pairs)}
+    found = []
+    for step in checkpoint_steps(options.workdir) if options.steps else [options.step]:
+        task, params = cli.open_run(
+            "log_probability", "has log-probabilities of texts", ALLOWED, step=step
+        )
+        found.append({"step": step, **minimal_pairs.evaluate(task, params, pairs, **how)})
+    results = _over_words(options, task, found) if options.steps else found[0]
+    baselines = minimal_pairs.baselines(task, pairs)
+    return {"minimal_pairs": options.minimal_pairs, **results, "baselines": baselines}
 
 
-def _over_steps(options, pairs, how: dict) -> dict:
-    """Returns the accuracies of all checkpoints, and draws them in --output."""
+def _over_words(options, task, found: list[dict]) -> dict:
+    """Returns what the results of all checkpoints show, and draws them in --output."""
     from transformer_jax.inference import minimal_pairs
     from transformer_jax.pictures import figure, learning_curves
     from transformer_jax.pictures.progress import say
-    from transformer_jax.runs.open import checkpoint_steps, open_run
 
-    found = []
-    for step in checkpoint_steps(options.workdir):
-        task, params = open_run(options.workdir, step, cli.overrides((*ALLOWED, "mesh.")))
-        say(f"step {step}")
-        found.append({"step": step, **minimal_pairs.evaluate(task, params, pairs, **how)})
     try:
         for result in found:
             result["words"] = task.words_read(result["step"])

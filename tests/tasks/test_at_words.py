@@ -63,7 +63,9 @@ def test_a_task_without_words_is_refused(translation):
     task = translation.task
     with task.config.unlocked():
         task.config.checkpoint.at_words = (10,)
-    with pytest.raises(UserError, match="config.checkpoint.at_words: .* reads no text whose words"):
+    with pytest.raises(
+        UserError, match=r"config.checkpoint.at_words=\(10,\): .* reads no text whose words"
+    ):
         steps_at_words(task)
 
 

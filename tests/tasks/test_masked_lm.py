@@ -20,6 +20,7 @@ from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.data import texts
 from transformer_jax.data.sources import text_files
+from transformer_jax.inference import minimal_pairs
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
@@ -395,3 +396,11 @@ def test_a_text_of_unknown_pieces_is_refused(trained):
     _, _, task, params = trained
     with pytest.raises(UserError, match="text 2: the tokenizer knows no piece of it"):
         list(task.log_probability(params, ["the cat", "日本"]))
+
+
+def test_minimal_pairs_have_the_ngrams_of_the_training_text_beside_them(trained):
+    _, _, task, _ = trained
+    good, bad = "the cat sat on the mat", "mat the on sat cat the"
+    pair = minimal_pairs.Pair(good, bad, "x:1", {"file": "x"})
+    found = minimal_pairs.baselines(task, [pair])
+    assert found["ngrams"]["accuracy"] == 1 and found["shorter"]["ties"] == 1

@@ -210,18 +210,19 @@ def open_run(
     workdir: str | None = None,
     *,
     flag: str = "workdir",
+    step: str | int | None = None,
 ):
     """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
 
-    `workdir` replaces --workdir. Another `flag` names another run, of which the best checkpoint is
-    opened. The keys of `config.mesh` are always allowed, because they only split the work over the
-    local devices. Raises UserError if the task has no method `method`; `ability` completes the
-    message "not one that ...".
+    `workdir` replaces --workdir, and `step` replaces --step. Another `flag` names another run, of
+    which the best checkpoint is opened. The keys of `config.mesh` are always allowed, because they
+    only split the work over the local devices. Raises UserError if the task has no method `method`;
+    `ability` completes the message "not one that ...".
     """
     from transformer_jax.runs.open import open_run
 
     workdir = workdir or FLAGS[flag].value
-    step = FLAGS.step if flag == "workdir" else "best"
+    step = step or (FLAGS.step if flag == "workdir" else "best")
     task, params = open_run(workdir, step, overrides((*allowed, "mesh.")))
     if not callable(getattr(task, method, None)):
         raise UserError(

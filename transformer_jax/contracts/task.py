@@ -244,8 +244,7 @@ class Objective(abc.ABC):
         Raises UserError if the task reads no text.
         """
         raise UserError(
-            f"config.checkpoint.at_words: config.task.name={self.config.task.name!r} reads no text "
-            "whose words could be counted; leave it out"
+            f"config.task.name={self.config.task.name!r} reads no text whose words could be counted"
         )
 
     @abc.abstractmethod

@@ -307,8 +307,27 @@ def _weighted_files(data, part) -> tuple[TextFiles, int]:
 # of which is a component of its own, so that weights apply to rows and not to bytes.
 
 
+class Countable(abc.ABC):
+    """A training text whose tokens can be counted, for the n-gram models beside a model."""
+
+    @abc.abstractmethod
+    def training_text(self) -> Any:
+        """Returns all training text."""
+
+    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
+        """Returns the tokens that n-gram models count.
+
+        They are the whole training text, or a `Sample` of `num_bytes` bytes of a larger text.
+        """
+        sample = Sample(self.training_text(), num_bytes)
+        encodings = [encoded(block, tokenizer) for block in blocks(sample)]
+        if not sample.is_whole:
+            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
+        return np.concatenate(encodings)
+
+
 @dataclasses.dataclass(frozen=True)
-class MixedTexts:
+class MixedTexts(Countable):
     """The texts that `config.data` names. Subclasses define the rows."""
 
     config: ConfigDict
@@ -336,17 +355,6 @@ class MixedTexts:
         if len(self.mixture) > 1:
             content["mixture"] = [weight for _, weight in self.mixture]
         return content
-
-    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
-        """Returns the tokens that n-gram models count.
-
-        They are the whole training text, or a `Sample` of `num_bytes` bytes of a larger text.
-        """
-        sample = Sample(self.training_text(), num_bytes)
-        encodings = [encoded(block, tokenizer) for block in blocks(sample)]
-        if not sample.is_whole:
-            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
-        return np.concatenate(encodings)
 
     def check_streams(self, user: str) -> None:
         """Raises UserError for config keys that can't be combined with streams.
@@ -402,7 +410,7 @@ def count_words(text: Iterable[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class SingleText:
+class SingleText(Countable):
     """The splits of one text. Subclasses define the rows."""
 
     config: ConfigDict

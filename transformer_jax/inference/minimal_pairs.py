@@ -3,7 +3,7 @@
 A file has a pair in each line, as JSON with the keys "sentence_good" and "sentence_bad", as BLiMP
 has them (Warstadt et al. 2020). Its optional keys "field" and "linguistics_term" name what a pair
 tests. A pair counts 1 if the good sentence has the higher score, 1/2 if both have the same, and
-else 0. So a model that knows nothing is right in half of the pairs.
+else 0. Chance is one half, but a sum over tokens also prefers the shorter sentence of a pair.
 """
 
 import collections
@@ -198,7 +198,7 @@ def _ngram_scores(task, encoded: list[list[int]]) -> list[float] | None:
     """Returns the log-probabilities of an n-gram model of the training text; None without one."""
     count = getattr(getattr(task, "texts", None), "counted", None)
     if count is None:
-        say("no n-gram model: the run has no training text of its own")
+        say("no n-gram model: the run was not trained on running text")
         return None
     tokenizer = task.tokenizer.target
     try:
@@ -215,21 +215,21 @@ def accuracies(pairs: Sequence[Pair], scores: Sequence[float]) -> dict:
     """Returns the accuracies of pairs, given the scores of their sentences, good ones first."""
     good, bad = np.reshape(scores, (-1, 2)).T
     points = (good > bad) + 0.5 * (good == bad)
-    by_file = _grouped(pairs, points, "file")
     named = {"by_file": "file"} | _GROUPS
-    files = by_file.values()
+    parts = {key: grouped for key, by in named.items() if (grouped := _grouped(pairs, points, by))}
+    files = parts["by_file"].values()
     macro = statistics.fmean(each["accuracy"] for each in files)
     # The files are those of the benchmark and no sample, so only their pairs vary.
     variance = (
         sum(each["accuracy"] * (1 - each["accuracy"]) / each["pairs"] for each in files)
-        / len(by_file) ** 2
+        / len(files) ** 2
     )
     reach = _QUANTILE * math.sqrt(variance)
     return {
         **_summary(points),
         "macro": macro,
         "macro_interval": [max(macro - reach, 0.0), min(macro + reach, 1.0)],
-        **{key: grouped for key, by in named.items() if (grouped := _grouped(pairs, points, by))},
+        **parts,
     }
 
 

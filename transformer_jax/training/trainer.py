@@ -1028,7 +1028,10 @@ def steps_at_words(task) -> list[int]:
             "(1e6, 2e6)"
         )
     num_steps = task.config.train.num_steps
-    most = task.words_read(num_steps)
+    try:
+        most = task.words_read(num_steps)
+    except UserError as error:
+        raise UserError(f"config.checkpoint.at_words={wanted}: {error}; leave it out") from None
     if beyond := [words for words in wanted if words > most]:
         say(
             f"warning: config.checkpoint.at_words={beyond[0]:g}: the run ends after {most:,.0f} "
