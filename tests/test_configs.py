@@ -79,8 +79,13 @@ def use_examples(config, folder):
 
 @functools.cache
 def pretraining_config(model):
-    """Returns the first config that trains the model from scratch."""
+    """Returns the first config of its own that trains the model from scratch.
+
+    That of a GPT is a chat model, whose tokenizer also has a form for conversations.
+    """
     for name in FILES:
+        if name == "babylm/pretrain.py":  # one file for models of every family
+            continue
         config = configs.tiny(CONFIGS / name)
         if config.model.name == model and not spec.fine_tunes(config):
             return config
