@@ -170,3 +170,44 @@ def test_features_are_the_states_of_the_tokens(trained, tmp_path):
 def test_mistakes_in_features_are_refused(trained, options, words):
     done = call("features", f"--workdir={trained.pretrained}", *options, text="the dog\n")
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_several_tasks_of_one_config(trained):
+    """The files of each task are named by its name, and nothing is trained if one is missing."""
+    folder = trained.folder
+    for task, texts in (("rte", ("sentence1", "sentence2")), ("qqp", ("question1", "question2"))):
+        row = json.dumps(dict.fromkeys(texts, "the cat sat") | {"label": 1})
+        (folder / f"{task}.jsonl").write_text(f"{row}\n{row.replace('1}', '0}')}\n" * 8)
+    keys = {"train.num_steps": 1, "train.batch": 8, "task.length": 16, "data.cache": folder / "c"}
+    files = [f"--config.data.{split}_files={folder}/{{task}}.jsonl" for split in ("train", "valid")]
+    flags = [
+        "--config=babylm/finetune",
+        f"--config.init_from={trained.pretrained}",
+        f"--workdir={folder}/tasks",
+        *files,
+        *(f"--config.{key}={value}" for key, value in keys.items()),
+    ]
+    for tasks, words in (
+        ("rte,sst2", "--tasks: no 'sst2'"),
+        ("rte,rte", "--tasks: rte occurs twice"),
+        ("rte,mnli", "mnli.jsonl: no such file"),
+    ):
+        refused(here("finetune", *flags, f"--tasks={tasks}"), words)
+    refused(here("finetune", *flags, "--tasks=rte", "--profile=1:2"), "--profile is for one run")
+    refused(
+        here("finetune", *flags, "--tasks=all", "--config=babylm/pretrain"),
+        "has no TASKS = {name: ...}",
+    )
+    assert not (folder / "tasks").exists()
+
+    done = call("finetune", *flags, "--tasks=rte,qqp")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["measures"] == {"rte": "valid/accuracy", "qqp": "valid/f1"}
+    scores = [result["tasks"][name][key]["mean"] for name, key in result["measures"].items()]
+    assert result["mean"] == pytest.approx(sum(scores) / 2)
+    assert (folder / "tasks/qqp/config.json").exists()
+    row = next(line for line in done.stderr.splitlines() if line.startswith("qqp "))
+    assert row.split() == ["qqp", f"{scores[1]:.4f}", "1", "valid/f1"]
+    again = call("finetune", *flags, "--tasks=rte,qqp")
+    assert json.loads(again.stdout) == result and again.stderr.count("nothing to do") == 2

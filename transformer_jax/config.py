@@ -1089,6 +1089,9 @@ class Data:
     # instead of train_files: ((files, weight), ...), with whole weights; rows are drawn from each
     # in proportion to its weight
     mixture: tuple = ()
+    # rows of the whole mixture in every update, or one part of it after the other, each for its
+    # share of the updates
+    mixture_order: Literal["mixed", "in_turn"] = "mixed"
     # what ends a document in a text file
     split_on: Literal["blank_line", "line", "file"] = "blank_line"
     text_field: str = "text"  # name of the field with the text in JSON lines and TFDS data sets

@@ -23,6 +23,7 @@ def main(task: str | None = None) -> None:
     """Trains the run of --config and --workdir. Raises UserError for a task other than `task`."""
     from transformer_jax import config as configs
     from transformer_jax.runs.train import train
+    from transformer_jax.storage import buckets
 
     config = configs.read(cli.FLAGS.config)
     if task and config.task.name != task:
@@ -30,62 +31,62 @@ def main(task: str | None = None) -> None:
             f"--config={cli.FLAGS.config}: config.task.name={config.task.name!r}, "
             f"this trainer's is {task!r}"
         )
-    _check_folder()
     overrides = cli.overrides()
+    check_folder(cli.FLAGS.workdir)
     if cli.FLAGS.budget:
-        overrides.append(("train.num_steps", _updates(config)))
+        overrides.append(("train.num_steps", updates(config, overrides)))
     if cli.FLAGS.together and not cli.FLAGS.seeds:
         raise UserError("--together: give the number of seeds too, such as --seeds=8")
     if cli.FLAGS.seeds:
-        _train_seeds(config, overrides)
+        if cli.profile():
+            raise UserError("--profile is for one run, without --seeds")
+        folder = buckets.folder_of_run(cli.FLAGS.workdir)
+        summary = train_seeds(config, folder, overrides)
+        print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
     else:
         train(config, cli.FLAGS.workdir, cli.profile(), overrides=overrides)
 
 
-def _updates(config) -> int:
+def updates(config, overrides) -> int:
     """Returns the number of updates that --budget pays for."""
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning.budgets import flops_of, updates_for
     from transformer_jax.runs.spec import resolve
 
     budget = cli.FLAGS.budget
-    resolved = resolve(config, overrides=cli.overrides()).config
-    updates = updates_for(resolved, flops_of(budget), f"--budget={budget}")
-    say(f"--budget={budget}: {updates:,} updates")
-    return updates
+    resolved = resolve(config, overrides=overrides).config
+    number = updates_for(resolved, flops_of(budget), f"--budget={budget}")
+    say(f"--budget={budget}: {number:,} updates")
+    return number
 
 
-def _train_seeds(config, overrides) -> None:
+def train_seeds(config, workdir, overrides) -> dict[str, dict]:
+    """Trains --seeds runs in `workdir`/seed-0 and so on. Returns {score: its `spread`}."""
     from transformer_jax.pictures.progress import say
     from transformer_jax.runs.train import train, train_together
-    from transformer_jax.storage import buckets
 
-    if cli.profile():
-        raise UserError("--profile is for one run, without --seeds")
-    folder = buckets.folder_of_run(cli.FLAGS.workdir)
     # Both seeds, because a score varies with initialization and dropout as well as with the order
     # of the data.
     runs = [
-        (folder / f"seed-{seed}", [("train.seed", seed), ("data.seed", seed)])
+        (workdir / f"seed-{seed}", [("train.seed", seed), ("data.seed", seed)])
         for seed in range(cli.FLAGS.seeds)
     ]
     if cli.FLAGS.together:
         scores = train_together(config, runs, overrides=overrides)
     else:
         scores = []
-        for workdir, seeds in runs:
-            say(workdir.name.replace("-", " "))
-            scores.append(train(config, workdir, overrides=[*overrides, *seeds]))
-    summary = {name: spread([one[name] for one in scores]) for name in scores[0]}
-    print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
+        for run, seeds in runs:
+            say(run.name.replace("-", " "))
+            scores.append(train(config, run, overrides=[*overrides, *seeds]))
+    return {name: spread([one[name] for one in scores]) for name in scores[0]}
 
 
-def _check_folder() -> None:
-    """Raises UserError if --workdir holds one run and --seeds is given, or vice versa."""
+def check_folder(workdir) -> None:
+    """Raises UserError if a folder holds one run and --seeds is given, or vice versa."""
     from transformer_jax.runs import spec
     from transformer_jax.storage import buckets
 
-    folder = buckets.folder_of_run(cli.FLAGS.workdir)
+    folder = buckets.folder_of_run(workdir)
     if cli.FLAGS.seeds and spec.exists(folder):
         raise UserError(f"--workdir={folder}: holds a single run; --seeds needs another folder")
     if not cli.FLAGS.seeds and spec.exists(folder / "seed-0"):

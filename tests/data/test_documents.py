@@ -7,6 +7,7 @@ import pytest
 from transformer_jax.config import UserError, experiment
 from transformer_jax.corpora import python_library
 from transformer_jax.data import texts
+from transformer_jax.runs.spec import make_task
 
 
 def data(**keys):
@@ -233,3 +234,34 @@ def test_a_mixture_names_files_and_weights(tmp_path):
         texts.mixture(data(mixture=((f"{tmp_path}/a.txt", 3 * 10**9),)))
     with pytest.raises(UserError, match="name one source"):
         texts.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))
+
+
+def test_a_mixture_in_turn_belongs_to_the_length_of_its_run(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} " * 400)
+    parts = ((f"{tmp_path}/a.txt", 3), (f"{tmp_path}/b.txt", 1))
+    keys = dict(cache=str(tmp_path / "cache"), tokenizer="characters", mixture_order="in_turn")
+
+    def task(num_steps, mixture=parts, **files):
+        return make_task(
+            experiment(
+                model=dict(name="gpt"),
+                task=dict(name="causal_lm", length=8),
+                train=dict(batch=4, num_steps=num_steps),
+                data=keys | files | dict(mixture=mixture),
+            )
+        )
+
+    first = task(20)
+    read = [
+        first.tokenizer.decode(first.rows().train.batch(n, [0])["tokens"][0].tolist())
+        for n in range(20)
+    ]
+    assert [("a" in text, "b" in text) for text in read] == [(True, False)] * 15 + [
+        (False, True)
+    ] * 5
+    words = [first.words_read(step) for step in (0, 15, 20)]
+    assert words[1] / (words[2] - words[1]) == pytest.approx(3)
+    assert first.fingerprint() != task(21).fingerprint()
+    with pytest.raises(UserError, match="mixture_order='in_turn': needs config.data.mixture"):
+        task(20, (), train_files=parts[0][0]).rows()

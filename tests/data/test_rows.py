@@ -116,6 +116,31 @@ def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_compone
     assert (whole["number"][[12, 3, 5]] == part["number"]).all()
 
 
+def test_components_take_turns_by_their_weights():
+    """Each has its share of the updates, in its own epochs, and the last one goes on after them."""
+    weights, sizes = (2, 1, 3), (5, 40, 7)
+    phase = rows.Phase(
+        [Numbered(size) for size in sizes], 4, weights=weights, first_batch=2, ramp_steps=6,
+        turn_steps=30,
+    )  # fmt: skip
+    train = rows.TrainRows([phase], seed=1)
+    drawn = [
+        number for step in range(40) for number in train.numbers(step, range(train.size(step)))
+    ]
+    total = phase.rows_before(30)
+    turns = [total * start // 6 for start in (0, 2, 3)] + [len(drawn)]
+    for component, size in enumerate(sizes):
+        own = drawn[turns[component] : turns[component + 1]]
+        assert {each for each, _, _ in own} == {component}
+        assert [epoch for _, _, epoch in own] == [index // size for index in range(len(own))]
+    for step in (0, 3, 12, 30, 40):
+        counts = [0, 0, 0]
+        for component, _, _ in drawn[: phase.rows_before(step)]:
+            counts[component] += 1
+        read = [count / size for count, size in zip(counts, sizes)]
+        assert phase.epochs_before(step) == pytest.approx(read)
+
+
 def test_epochs_of_a_mixture_are_those_of_gpt_3():
     """300 billion tokens, by the weights and sizes of table 2.2 of Brown et al. 2020.
 

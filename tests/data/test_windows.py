@@ -59,6 +59,43 @@ def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
     )
 
 
+def test_rows_of_single_documents(tmp_path, monkeypatch):
+    """Each token is a label once, beside tokens of its own document alone, in any number of parts.
+
+    The reads of a part are smaller than a document.
+    """
+    monkeypatch.setattr(texts, "_TOGETHER", 5)
+    sizes = [3, 10, 1, 21, 10, 4]
+    (tmp_path / "a.txt").write_text("\n\n".join("abcdefghijklmnopqrstuvwxyz"[:n] for n in sizes))
+    files = {"train_files": f"{tmp_path}/a.txt,{tmp_path}/b.txt", "cache": str(tmp_path / "cache")}
+    (tmp_path / "b.txt").write_text("xyz")
+    config = experiment(
+        model=dict(name="gpt"),
+        task=dict(name="causal_lm", length=10, pack=False),
+        data=dict(files, tokenizer="characters"),
+        train=dict(batch=4, num_steps=5),
+    )
+    task = make_task(config)
+    source = task.rows().train.phases[0].components[0]
+    rows = source.rows([(number, 0) for number in range(len(source))])
+    # An end token more than the document has; 10 letters need a second row for it.
+    assert len(rows) == sum(-(-(size + 1) // 10) for size in [*sizes, 3])
+    eos, labels = task.tokenizer.eos_id, []
+    for row in rows:
+        count = row["weights"].sum()
+        assert (row["weights"][:count] == 1).all() and not row["weights"][count:].any()
+        np.testing.assert_array_equal(row["labels"][: count - 1], row["tokens"][1:count])
+        assert eos not in row["tokens"][1:count] and eos not in row["labels"][: count - 1]
+        before = labels[-1] if labels else eos
+        assert row["tokens"][0] == before
+        labels += row["labels"][:count].tolist()
+    whole = source.store.read([(0, source.store.meta["tokens"])])[0]
+    assert labels == whole.tolist()
+    with pytest.raises(UserError, match="config.task.pack=False: not with config.task.carry"):
+        make_task(experiment(**config.to_dict() | {"model": dict(name="recurrent"), "task": dict(
+            name="causal_lm", length=10, pack=False, carry=True)}))  # fmt: skip
+
+
 def test_a_text_shorter_than_a_row_is_refused():
     with pytest.raises(
         UserError, match="the text has 10 tokens: a row of 10 tokens needs one more"

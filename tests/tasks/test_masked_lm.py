@@ -188,6 +188,16 @@ def test_rare_tokens_are_preferred_in_training_alone(tmp_path, monkeypatch):
     assert rows[0].eval["valid"].component.mask.weights is None
 
 
+def test_the_share_of_predicted_tokens_is_that_of_training_alone(tmp_path):
+    phases = ((0.5, 20, 10), (0.5, 40, 10))
+    keys = dict(task__next_sentence=0.0, task__phases=phases, train__num_steps=4)
+    rows = make_task(build(tmp_path, **keys, task__selected=0.3)).rows()
+    counts = [rows.train.batch(step, range(8))["masked_weights"].sum(axis=1) for step in (0, 3)]
+    # 30 % of 40 tokens are 12, but the phase has 10 predictions.
+    assert (counts[0] == 6).all() and (counts[1] == 10).all()
+    assert (rows.eval["valid"].batch(0, range(4), 4)["masked_weights"].sum(axis=1) == 6).all()
+
+
 def test_masks_are_filled(trained):
     _, _, task, params = trained
     texts = ["the cat [MASK] on the mat", "a [MASK] ran to the [MASK]"]

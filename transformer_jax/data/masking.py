@@ -579,6 +579,7 @@ class MaskedRows(SingleText):
       full_sentences: whether single texts are whole sentences instead of windows.
       rare_words: in training, a token that occurs n times in the training text is masked with a
         probability proportional to n**-rare_words.
+      selected: the share of the tokens that are predicted in training.
     """
 
     # the setting of config.task that makes rows single texts, which error messages name
@@ -591,6 +592,7 @@ class MaskedRows(SingleText):
     swaps: bool = False
     full_sentences: bool = False
     rare_words: float = 0.0
+    selected: float = 0.15
 
     def check(self, model: Any) -> None:
         """Raises UserError if the phases are invalid or the rows do not suit the model."""
@@ -668,10 +670,12 @@ class MaskedRows(SingleText):
         """
         _, length, num_predictions = self.phases[phase]
         mask = self.masking(tokenizer, num_predictions)
-        # Evaluations mask all tokens with equal probability, so that losses with and without
-        # `rare_words` can be compared.
-        if self.rare_words and split == "train":
-            mask = dataclasses.replace(mask, weights=self._weights(stored, len(mask.special)))
+        # Evaluations mask 15 % of the tokens, all with equal probability, so that losses of runs
+        # that were trained with other shares, or with `rare_words`, can be compared.
+        if split == "train":
+            mask = dataclasses.replace(mask, selected=self.selected)
+            if self.rare_words:
+                mask = dataclasses.replace(mask, weights=self._weights(stored, len(mask.special)))
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
         if self.pairs:
             return self._pair_rows(stored, length, mask, key)
@@ -738,8 +742,6 @@ class ReplacedRows(MaskedRows):
     """
 
     single = "pairs=false"
-
-    selected: float = 0.15  # the share of the tokens that the generator predicts
 
     def masking(self, tokenizer, num_predictions: int) -> "_Masking":
         plain = vars(super().masking(tokenizer, num_predictions))

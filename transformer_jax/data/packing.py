@@ -127,27 +127,14 @@ class StoredRows:
 
     def __init__(self, stored: store.Store):
         self._store = stored
-        self._numbering = store.Numbering(part["rows"] for part in stored.parts)
-        # For each part: the offset of the first token of each row, and the number of tokens as the
-        # last entry. A part is added when it is first read, so that a process holds 4 bytes for
-        # each row of the parts that it reads, and none of the others.
-        self._first_tokens: dict[int, np.ndarray] = {}
+        self._index = store.RowIndex(stored, stored.values.starts)
 
     def __len__(self) -> int:
-        return len(self._numbering)
+        return len(self._index)
 
     def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """Returns the tokens of these rows, read in parallel."""
-        return self._store.read([self._span(number) for number in numbers])
-
-    def _span(self, number: int) -> tuple[int, int]:
-        """Returns the range of a row's tokens, as offsets into the whole store."""
-        part, index = self._numbering.locate(number)
-        if part not in self._first_tokens:
-            self._first_tokens[part] = self._store.part_array(part, "rows")
-        start, stop = self._first_tokens[part][index : index + 2].tolist()
-        first = self._store.values.starts[part]
-        return first + start, first + stop
+        return self._store.read([self._index.span(number) for number in numbers])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ the R rows of its component into B streams of S = R div B consecutive rows, call
 of its update s is segment s mod S of stream j, which is row number j S + s mod S, in epoch s div S.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -57,6 +58,9 @@ class Phase:
 
     The number of rows per update may grow from `first_batch` to `batch` over `ramp_steps` updates.
 
+    With `turn_steps`, the components are not mixed: they take turns over so many updates, and each
+    has as many rows of them as its weight says. The last one goes on after these updates.
+
     With order="stream", each row of an update continues the same row of the previous update. There
     is one component, whose consecutive rows continue each other. Its rows have the key "restarts"
     (L,), which is 1 where the model's state is reset; the batch also sets it at the start of each
@@ -72,6 +76,7 @@ class Phase:
     first_batch: int = 0  # 0: the batch does not grow
     ramp_steps: int = 0
     order: Literal["shuffled", "stream"] = "shuffled"
+    turn_steps: int = 0
 
     def __post_init__(self):
         if self.order == "stream" and not self.num_segments:
@@ -142,14 +147,31 @@ class Phase:
         )
         return np.array([(component, index) for _, component, index in spread])
 
+    @functools.cached_property
+    def _turns(self) -> list[int]:
+        """The position at which the turn of each component begins."""
+        rows = self.rows_before(self.turn_steps)
+        before = itertools.accumulate(self.weights[:-1], initial=0)
+        return [rows * weight // sum(self.weights) for weight in before]
+
     def locate(self, position: int) -> tuple[int, int]:
         """Returns (component, number of its earlier rows) for a position in the phase."""
+        if self.turn_steps:
+            component = bisect.bisect_right(self._turns, position) - 1
+            return component, position - self._turns[component]
         turn, slot = divmod(position, len(self.slots))
         component, earlier = self.slots[slot]
         return int(component), turn * self.weights[component] + int(earlier)
 
     def epochs_before(self, step: int) -> list[float]:
         """Returns how many times all updates before `step` have read each component."""
+        if self.turn_steps:
+            ends = [*self._turns[1:], math.inf]
+            position = self.rows_before(step)
+            return [
+                max(min(position, end) - start, 0) / len(component)
+                for start, end, component in zip(self._turns, ends, self.components, strict=True)
+            ]
         rows = self.rows_before(step) / sum(self.weights)
         return [
             rows * weight / len(component)
@@ -258,10 +280,12 @@ def train_rows(
     seed: int,
     weights: Sequence[int] = (1,),
     order: Literal["shuffled", "stream"] = "shuffled",
+    *,
+    in_turn: bool = False,
 ) -> TrainRows:
     """Returns the rows of a run with a single phase, whose batch and ramp `config.train` sets.
 
-    `seed` is config.data.seed.
+    `seed` is config.data.seed. With `in_turn`, the components take turns instead of being mixed.
     """
     phase = Phase(
         components,
@@ -270,6 +294,7 @@ def train_rows(
         first_batch=train.first_batch,
         ramp_steps=train.ramp_steps,
         order=order,
+        turn_steps=train.num_steps if in_turn else 0,
     )
     return TrainRows([phase], seed)
 

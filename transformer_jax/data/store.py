@@ -408,6 +408,35 @@ class Numbering:
         return part, number - self.starts[part]
 
 
+class RowIndex:
+    """The ranges of the rows of a store, whose parts have an index array "rows".
+
+    It has the offset of the first token of each row in the part, and the number of the part's
+    tokens as its last entry. The metadata of each part have the number of its rows under "rows".
+    `part_starts` are the offsets of the parts in the store that the rows are read from.
+    """
+
+    def __init__(self, stored: "Store", part_starts: Sequence[int]):
+        self._store = stored
+        self._part_starts = part_starts
+        self._numbering = Numbering(part["rows"] for part in stored.parts)
+        # A part is added when it is first read, so that a process holds 4 bytes for each row of the
+        # parts that it reads, and none of the others.
+        self._offsets: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbering)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Returns the range of a row's tokens, as offsets into the whole store."""
+        part, index = self._numbering.locate(number)
+        if part not in self._offsets:
+            self._offsets[part] = self._store.part_array(part, "rows")
+        start, stop = self._offsets[part][index : index + 2].tolist()
+        first = self._part_starts[part]
+        return first + start, first + stop
+
+
 class Store:
     """A complete store, opened for reading. Its parts are opened when they are first read.
 

@@ -354,7 +354,14 @@ class MixedTexts(Countable):
         # The weight of a single text changes nothing, so it must not change the fingerprint.
         if len(self.mixture) > 1:
             content["mixture"] = [weight for _, weight in self.mixture]
+        if self._in_turn:
+            # A longer run would read other rows in the updates that are already done.
+            content["length of the turns"] = self.config.train.num_steps
         return content
+
+    @property
+    def _in_turn(self) -> bool:
+        return self.config.data.mixture_order == "in_turn"
 
     def check_streams(self, user: str) -> None:
         """Raises UserError for config keys that can't be combined with streams.
@@ -372,10 +379,15 @@ class MixedTexts(Countable):
     def train_rows(
         self, component: Callable[[Any, str, int], rows.Component], order: str = "shuffled"
     ) -> rows.TrainRows:
-        """Returns the rows of all training texts, mixed by weight.
+        """Returns the rows of all training texts, mixed by weight or one text after the other.
 
         `component(text, name, number)` returns the rows of one text.
         """
+        if self._in_turn and not self.config.data.mixture:
+            raise UserError(
+                "config.data.mixture_order='in_turn': needs config.data.mixture, whose parts take "
+                "turns"
+            )
         texts = [text for text, _ in self.mixture]
         names = ["train"] if len(texts) == 1 else [f"train-{n}" for n in range(len(texts))]
         components = [
@@ -383,7 +395,12 @@ class MixedTexts(Countable):
         ]
         weights = [weight for _, weight in self.mixture]
         train = rows.train_rows(
-            components, self.config.train, self.config.data.seed, weights, order
+            components,
+            self.config.train,
+            self.config.data.seed,
+            weights,
+            order,
+            in_turn=self._in_turn,
         )
         if len(components) > 1:
             self._say_epochs(train)
@@ -630,6 +647,68 @@ def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts:
     return {name: values.astype(np.int32) for name, values in row.items()}
 
 
+class DocumentRows:
+    """Training rows that hold one document each: its first L tokens, or L of the tokens after them.
+
+    Its first token is predicted from the end token of the document before it, as in `Windows`, and
+    its last label is its own end token. A row with fewer than L labels is padded, and the weights
+    there are 0. The keys are those of `Windows`.
+
+    `stored` are the tokens, and `index` is the store of `document_index`.
+    """
+
+    def __init__(self, stored: store.Store, index: store.Store, length: int, mask_documents: bool):
+        self.store = stored
+        self.length = length
+        # The evaluation rows have the same keys, and may hold several documents.
+        self._separator = stored.meta["eos_id"] if mask_documents else None
+        self._index = store.RowIndex(index, stored.values.starts)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        labels = [self._index.span(number) for number, _ in numbers]
+        spans = self.store.read([(max(start - 1, 0), stop) for start, stop in labels])
+        return [self._row(start, span) for (start, _), span in zip(labels, spans)]
+
+    def _row(self, start: int, span: np.ndarray) -> Row:
+        if start == 0:
+            span = np.concatenate([[self.store.meta["eos_id"]], span])
+        num_labels = len(span) - 1
+        weights = np.arange(self.length) < num_labels
+        span = np.pad(span, (0, self.length - num_labels))
+        return _row(span, weights, self._separator, restarts=False)
+
+
+def document_index(stored: store.Store, data, length: int, name: str) -> store.Store:
+    """Returns where the rows of `DocumentRows` begin, as a store that is built once and cached."""
+    content = store.Content(
+        parts=lambda: range(len(stored.parts)),
+        fill=functools.partial(_fill_starts, stored=stored, length=length),
+        whole=lambda parts: {"parts": len(parts)},
+        title=f"finding the documents of {name}",
+    )
+    key = {"store": str(stored.path).rpartition("/")[2], "length": length}
+    return store.build(data.cache, f"documents-{name}", key, 2, content, rebuild=data.rebuild)
+
+
+def _fill_starts(writer: store.Writer, part: int, stored: store.Store, length: int) -> dict:
+    """Writes the offsets of the rows of a part, which consists of whole documents."""
+    first, end = stored.values.starts[part : part + 2]
+    ends = [np.zeros(1, np.int64)]
+    for start in range(first, end, _TOGETHER):
+        (tokens,) = stored.read([(start, min(start + _TOGETHER, end))])
+        ends.append(np.flatnonzero(tokens == stored.meta["eos_id"]) + 1 + start - first)
+    bounds = np.concatenate(ends)
+    counts = -(-np.diff(bounds) // length)  # rows of each document
+    # Row i of all, which is row i - (rows of the documents before) of its document.
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(bounds[:-1], counts) + within * length
+    writer.array("rows", np.append(starts, end - first).astype(np.uint32))
+    return {"rows": len(starts)}
+
+
 def tokenised(text, data, tokenizer, name: str) -> store.Store:
     """Returns the token store of a text; builds the parts that do not exist yet.
 
@@ -714,18 +793,23 @@ class TextWindows(MixedTexts):
     """Rows of `length` tokens from the splits of a text, or from a mixture of training texts.
 
     With `carries`, rows are in streams: each row of an update continues the same row of the
-    previous update, so that a model can carry its state across updates.
+    previous update, so that a model can carry its state across updates. Without `pack`, a row has
+    one document alone, or a part of it.
     """
 
     length: int
     carries: bool = False
+    pack: bool = True
 
     def train(self, tokenizer) -> rows.TrainRows:
         """Returns the training rows. The first call tokenizes the texts."""
         data = self.config.data
 
-        def component(text, name: str, number: int) -> Windows:
+        def component(text, name: str, number: int) -> Windows | DocumentRows:
             tokens = tokenised(text, data, tokenizer, name)
+            if not self.pack:
+                index = document_index(tokens, data, self.length, name)
+                return DocumentRows(tokens, index, self.length, data.mask_documents)
             key = (data.seed, 0, number)
             return Windows(tokens, self.length, data.mask_documents, key, restarts=self.carries)
 

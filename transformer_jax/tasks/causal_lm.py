@@ -26,6 +26,9 @@ class CausalLM(NextTokens):
     sample_tokens: int = 0
     # rows continue the rows of the previous update, from which the model's state is carried over
     carry: bool = False
+    # rows go on across documents; false: a training row has one document, or a part of it, and
+    # padding after it
+    pack: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -44,6 +47,11 @@ class CausalLM(NextTokens):
 
     def _check_carry(self) -> None:
         self.texts.check_streams("config.task.carry")
+        if not self.pack:
+            raise UserError(
+                "config.task.pack=False: not with config.task.carry, where each row continues the "
+                "row before it; leave out one of them"
+            )
         if "carry" not in self.model.can:
             raise UserError(
                 f"config.task.carry: config.model.name={self.config.model.name!r} has no state to "
@@ -52,7 +60,7 @@ class CausalLM(NextTokens):
 
     @cached_property
     def texts(self) -> TextWindows:
-        return TextWindows(self.config, self.length, self.carry)
+        return TextWindows(self.config, self.length, self.carry, self.pack)
 
     @property
     def scoring(self) -> LeftToRight:

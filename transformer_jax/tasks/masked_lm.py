@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import NonNegativeFloat, UserError, build_model
+from transformer_jax.config import NonNegativeFloat, Range, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
@@ -44,6 +44,9 @@ class MaskedLM(MaskedTextTask):
     # training text to the power of minus this number; 0.7 prefers rare tokens, as the published
     # code of DistilBERT does, 0 masks all tokens with equal probability
     rare_words: NonNegativeFloat = 0.0
+    # share of the tokens of a row that are predicted in training, if `phases` has as many
+    # predictions; evaluations take 0.15, so that their losses can be compared
+    selected: Annotated[float, Range(above=0, below=1)] = 0.15
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -79,6 +82,7 @@ class MaskedLM(MaskedTextTask):
             self.second_text == "sentence_order",
             self.full_sentences,
             self.rare_words,
+            self.selected,
         )
 
     def init(self, rng):
