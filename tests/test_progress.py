@@ -8,6 +8,8 @@ import threading
 import time
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from rich.console import Console
 
 from tests.conftest import build_gpt
@@ -147,3 +149,25 @@ def test_a_metric_that_the_loss_does_not_measure_is_refused(tmp_path):
     program = Program.of(config, task)
     with pytest.raises(UserError, match="progress_metrics name 'rewad'.* there are: .*grad_norm"):
         trainer.Trainer(config, task, tmp_path / "run", program).run()
+
+
+def test_the_lines_of_a_cell_of_a_notebook_are_one_output(monkeypatch):
+    """The newest lines remain, and the next cell has an output of its own."""
+    shell = InteractiveShell.instance()
+    shell.user_ns["progress"] = progress
+    monkeypatch.setattr(progress, "_is_notebook", True)
+    monkeypatch.setattr(progress, "_cell", progress._Cell())
+
+    def outputs(code):
+        with capture_output() as captured:
+            shell.run_cell(code, store_history=True).raise_error()
+        return [(each.data["text/plain"], bool(each.update)) for each in captured.outputs]
+
+    try:
+        first = outputs("for number in range(40): progress.say(f'[red] {number}\\nb')")
+        assert first[0] == ("[red] 0\nb", False) and all(update for _, update in first[1:])
+        lines = first[-1][0].splitlines()
+        assert len(lines) == 15 and lines[0] == "..." and lines[-2:] == ["[red] 39", "b"]
+        assert outputs("progress.say('x')") == [("x", False)]
+    finally:
+        InteractiveShell.clear_instance()

@@ -1,10 +1,14 @@
-"""Progress of long operations on stderr: a bar on a terminal, otherwise lines at intervals."""
+"""Progress of long operations on stderr: a bar on a terminal, otherwise lines at intervals.
+
+In a notebook, the lines of a cell are one output, which shows the newest of them.
+"""
 
 import contextlib
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -18,8 +22,9 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-# A notebook file stores its output, so it gets plain lines instead of a bar with all its states.
 _is_notebook = "ipykernel" in sys.modules
+_CELL_LINES = 15  # of a cell's output, because a notebook file stores it
+# A bar would be stored with all its states.
 _plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else {}
 # On stderr, because stdout has results, which may be piped. Long lines are not broken, so that they
 # can be searched.
@@ -45,8 +50,44 @@ def say(text: str) -> None:
     """Prints a line on stderr, above the bar if one is shown."""
     global _printed
     _printed = time.monotonic()
-    # A text may contain brackets, which rich would read as markup.
-    console.print(f"{_speaker}: {text}" if _speaker else text, markup=False)
+    line = f"{_speaker}: {text}" if _speaker else text
+    if _is_notebook:
+        _cell.add(line)
+    else:
+        # A text may contain brackets, which rich would read as markup.
+        console.print(line, markup=False)
+
+
+class _Cell:
+    """The lines that a cell of a notebook has printed, as a single output."""
+
+    def __init__(self):
+        self._number = None  # how many cells were executed before
+        self._lines: list[str] = []
+        self._handle: Any = None
+        self._lock = threading.Lock()  # `never_silent` prints from a thread
+
+    def add(self, text: str) -> None:
+        """Shows a text below the earlier ones of the same cell, of which the newest remain."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        with self._lock:
+            # A cell that runs again has another number, too.
+            is_new = get_ipython().execution_count != self._number
+            if is_new:
+                self._number, self._lines = get_ipython().execution_count, []
+            self._lines += text.splitlines()
+            if len(self._lines) > _CELL_LINES:
+                self._lines = ["...", *self._lines[1 - _CELL_LINES :]]
+            content = {"text/plain": "\n".join(self._lines)}
+            if is_new:
+                self._handle = display(content, raw=True, display_id=True)
+            else:
+                self._handle.update(content, raw=True)
+
+
+_cell = _Cell()
 
 
 @contextlib.contextmanager
