@@ -1247,6 +1247,9 @@ class Checkpoint:
     # numbers of words of the training text after which a checkpoint is saved and kept for good,
     # such as (1e6, 2e6); a text that is read again counts again
     at_words: tuple = ()
+    # updates between checkpoints that are kept for good, with a chain of digests from which
+    # `verify` can prove the training; None: none
+    keep_every: Interval | None = None
     best_metric: str = "valid/loss"  # score that decides which checkpoint is the best; "": none
     best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is better
 

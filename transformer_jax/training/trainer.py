@@ -176,10 +176,15 @@ class Trainer:
         self._eval_every, self._save_every = configs.intervals(config.train, config.checkpoint)
         self._saves_at_evaluations = configs.saves_at_evaluations(config.train, config.checkpoint)
         self._steps_at_words = steps_at_words(task)
+        every = config.checkpoint.keep_every
+        self._keep_every = configs.interval(every, self._num_steps) if every else None
+        self._chain = None
         # The order matters. The evaluation comes before the caller's hooks, which may read its
         # scores, and the checkpoint comes last, because it contains the scores and any change that
         # a hook has made to the state.
         self._hooks = [
+            # Before the progress line, after which the sums of the metrics start from zero.
+            *([Hook(1, Trainer._record_update)] if self._keep_every else []),
             Hook(config.train.log_every, Trainer._log),
             Hook(self._eval_every, Trainer._evaluate),
             *(_checked_hook(*hook) for hook in hooks),
@@ -290,6 +295,8 @@ class Trainer:
         if self._speaks and self.step > self.start:
             for line in closing(self, self._reporter):
                 say(line)
+            if self._chain:
+                say(f"chain      {self._chain.head}, to be published with the model")
 
     def _batches_of_updates(self) -> Iterator[dict[str, jax.Array]]:
         # Only process 0 has read metrics.jsonl.
@@ -394,9 +401,10 @@ class Trainer:
             return self.task.group(path) is None
 
         folder = self.workdir / "checkpoints"
-        return Checkpoints(
-            folder, self.config.checkpoint, is_frozen=is_frozen, kept=self._steps_at_words
-        )
+        kept = [*self._steps_at_words]
+        if every := self._keep_every:
+            kept += range(every, self._num_steps + 1, every)
+        return Checkpoints(folder, self.config.checkpoint, is_frozen=is_frozen, kept=kept)
 
     def _restored(self):
         """Returns (state, totals) of the newest readable checkpoint, or None if there is none.
@@ -575,9 +583,21 @@ class Trainer:
             or self._is_due(self._save_every)
             or (self._saves_at_evaluations and self._is_due(self._eval_every))
             or self.step in self._steps_at_words
+            or (self._keep_every and self.step % self._keep_every == 0)
             or self.ended
         ):
             self._save()
+
+    def _record_update(self) -> None:
+        """Records the metrics of the update in the chain of digests."""
+        if jax.process_count() > 1:
+            return  # a digest of tensors needs a process that holds all of them
+        if not self._chain:
+            from transformer_jax.training.chain import Chain  # which few runs write
+
+            metrics = self._reporter.folder / "metrics.jsonl"
+            self._chain = Chain(self.workdir, self.start, self.program.mesh, metrics)
+        self._chain.update(self.state.metrics)
 
     # ---------------------------------------------------------------------------- the evaluations
 
@@ -673,6 +693,8 @@ class Trainer:
             # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
             self._reporter.send()
             self._checkpoints.save(self.state, self.totals, self.scores)
+            if self._chain:
+                self._chain.checkpoint(self.state)
         if self._callbacks.on_checkpoint:
             self._callbacks.on_checkpoint(self.step, self._checkpoints.folder / str(self.step))
         self._timer.saved()

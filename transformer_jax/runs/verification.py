@@ -1,0 +1,372 @@
+"""Proof of a training: what a run has recorded is compared with its files, and recomputed.
+
+The chain of a run (training/chain.py) has digests of everything that it did. `inspect` finds
+whether the files of the run are those that the chain describes. `recompute` repeats a stretch of
+updates from a checkpoint, and finds the first update whose result differs.
+"""
+
+import json
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.distributed import sharding
+from transformer_jax.pictures.progress import speaking
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import Overrides
+from transformer_jax.runs.train import train
+from transformer_jax.storage import buckets
+from transformer_jax.training import chain, trainer
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.step import Program
+
+# Updates after a checkpoint that are compared where equal bits can't be expected: rounding errors
+# grow from update to update.
+_FEW = 5
+_CHAIN = chain.FILE
+
+
+class Stretch(NamedTuple):
+    """Updates from `start`, the step of a kept checkpoint or 0, up to and including `end`."""
+
+    start: int
+    end: int
+
+
+class Recomputed(NamedTuple):
+    """What the recomputation of a stretch has shown.
+
+    Attributes:
+      stretch: the updates.
+      differences: what differs, one line each, the earliest update first.
+      compared: the number of updates whose metrics were compared.
+      exact: whether bits were compared; if not, losses were compared up to the tolerance.
+      because: what differs from the machine, or the package, of the run; empty if `exact`.
+    """
+
+    stretch: Stretch
+    differences: list[str]
+    compared: int
+    exact: bool
+    because: str
+
+
+# -------------------------------------------------------------- the files of a run and its chain
+
+
+def read(workdir) -> list[dict[str, Any]]:
+    """Returns the entries of the chain of a run. Raises UserError if it has none."""
+    folder = buckets.folder_of_run(workdir)
+    if not spec.exists(folder):
+        raise UserError(f"--workdir={workdir}: no run here (no config.json)")
+    try:
+        entries = chain.read(folder)
+    except ValueError as error:
+        raise UserError(f"{folder / _CHAIN}: not a chain ({error})") from None
+    if not entries:
+        raise UserError(
+            f"{folder}: no {_CHAIN}; a run writes it with --config.checkpoint.keep_every"
+        )
+    return entries
+
+
+def inspect(workdir, stretches: Sequence[Stretch] = (), overrides: Overrides = ()) -> list[str]:
+    """Compares the files of a run with its chain, and returns what differs, one line each.
+
+    Compared are the links of the chain, config, tokenizer, data, the lines of metrics.jsonl,
+    whether all kept checkpoints are there, and the tensors of those at the ends of `stretches`, or
+    of all of them without any. `overrides` name files of classes, or where the data is.
+    """
+    folder, entries = buckets.folder_of_run(workdir), read(workdir)
+    files, _ = configs.split_files(dict(overrides).items())
+    found = [*_broken_links(entries)]
+    record = json.loads((folder / "config.json").read_text())
+    begun = _starts(entries)[-1]
+    found += [
+        f"config.json: config.{key} is {_shown(new)}, the chain has {_shown(old)}"
+        for key, old, new in _differing(_flat(begun["config"]), _flat(record["config"]))
+    ]
+    found += [
+        f"config.json: the fingerprint of {key} is not that of the chain"
+        for key, _, _ in _differing(begun["data"], record["fingerprint"])
+    ]
+    found += [
+        f"tokenizer/{name}: {'missing' if new is None else 'not that of the chain'}"
+        for name, _, new in _differing(begun["tokenizer"], chain.tokenizer(folder))
+    ]
+    found += [
+        f"data: the fingerprint of {key} is not that of the chain"
+        for key, _, _ in _differing(begun["data"], _fingerprint(folder, overrides))
+    ]
+    found += _changed_lines(folder, entries)
+    return [*found, *_changed_checkpoints(folder, entries, stretches, files)]
+
+
+def _fingerprint(folder, overrides: Overrides) -> dict[str, Any]:
+    """Returns the fingerprint of the data that the config of a run names."""
+    files, _ = configs.split_files(dict(overrides).items())
+    resolved = spec.resolve(spec.read(folder, files).config, folder, overrides)
+    return spec.plain(resolved.task().fingerprint())
+
+
+def _broken_links(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    previous = ""
+    for number, entry in enumerate(entries, 1):
+        content = {key: value for key, value in entry.items() if key not in ("previous", "digest")}
+        if chain.sealed(content, previous) != entry:
+            yield f"{_CHAIN}:{number}: not the entry that its digest, or the next one, is of"
+        previous = entry["digest"]
+
+
+def _starts(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [entry for entry in entries if entry["kind"] == "start"]
+
+
+def _saved(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [entry for entry in entries if entry["kind"] == "checkpoint"]
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for section, values in config.items():
+        if isinstance(values, dict):
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            flat[section] = values
+    return flat
+
+
+def _differing(old: Mapping, new: Mapping) -> list[tuple[str, Any, Any]]:
+    """Returns (key, old value, new value) where two mappings differ."""
+    keys = sorted({*old, *new})
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def _shown(value) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _changed_lines(folder, entries) -> list[str]:
+    lines = chain.lines_of(folder / "metrics.jsonl")
+    recorded = [each for entry in _saved(entries) for each in entry["lines"]]
+    found = []
+    for number, each in enumerate(recorded):
+        if number >= len(lines):
+            return [*found, f"metrics.jsonl:{number + 1}: missing"]
+        if chain.digest(lines[number]) != each:
+            step = lines[number].get("step")
+            found.append(f"metrics.jsonl:{number + 1}: changed, a line of step {step}")
+    return found
+
+
+def kept(entries: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the steps of the checkpoints that a run has kept for good."""
+    config = _starts(entries)[-1]["config"]
+    every = configs.interval(config["checkpoint"]["keep_every"], config["train"]["num_steps"])
+    return [entry["step"] for entry in _saved(entries) if entry["step"] % every == 0]
+
+
+def _changed_checkpoints(folder, entries, stretches: Sequence[Stretch], files) -> list[str]:
+    there = {path.name for path in (folder / "checkpoints").iterdir()}
+    steps = kept(entries)
+    found = [f"checkpoints/{step}: missing" for step in steps if str(step) not in there]
+    wanted = {step for stretch in stretches for step in stretch} or {*steps}
+    for entry in _saved(entries):
+        if entry["step"] in wanted and str(entry["step"]) in there:
+            found += _changed_tensors(folder, entry, files)
+    return found
+
+
+def _changed_tensors(folder, entry: Mapping[str, Any], files) -> list[str]:
+    """Returns which tensors of a checkpoint are not those of its entry."""
+    name = f"checkpoints/{entry['step']}"
+    try:
+        state = _state(folder, entry["step"], files)
+    except configs.RunError as error:
+        return [f"{name}: {error}"]
+    return [
+        f"{name}: {path} is {'missing' if new is None else 'not that of the chain'}"
+        for path, _, new in _differing(entry["state"], chain.tensors(state))
+    ]
+
+
+def _state(folder, step: int, files):
+    """Returns the TrainState of a checkpoint of a run, on one device."""
+    config = ConfigDict(spec.read(folder, files).config).copy_and_resolve_references()
+    config.mesh = configs.Mesh().__dict__
+    program = Program.of(config, spec.make_task(config, folder), jax.devices()[:1])
+    with Checkpoints(folder / "checkpoints", config.checkpoint, read_only=True) as saved:
+        state, _ = saved.restore(program.state, step)
+    return state
+
+
+# ------------------------------------------------------------------------------------ recomputation
+
+
+def stretches(
+    entries: Sequence[Mapping[str, Any]], start: int | None, end: int | None, count: int, seed: int
+) -> list[Stretch]:
+    """Returns the stretch that flags name, or `count` random ones between kept checkpoints.
+
+    Raises UserError for updates that the chain does not have.
+    """
+    steps, last = kept(entries), _saved(entries)[-1]["step"] if _saved(entries) else 0
+    begins = [0, *steps] if entries[0]["step"] == 0 else steps
+    if start is not None or end is not None:
+        if start is None or start not in begins:
+            known = ", ".join(map(str, begins))
+            raise UserError(
+                f"--from={start}: no checkpoint of this step was kept; there are {known}"
+            )
+        if end is None or not start < end <= last:
+            raise UserError(f"--to={end}: must be above --from={start}, and at most {last}")
+        return [Stretch(start, end)]
+    ends = [*steps, *([last] if last not in steps else [])]
+    all_of_them = [
+        Stretch(begin, min(each for each in ends if each > begin))
+        for begin in begins
+        if any(each > begin for each in ends)
+    ]
+    order = np.random.default_rng(seed).permutation(len(all_of_them))
+    return sorted(all_of_them[number] for number in order[:count])
+
+
+def recompute(
+    workdir, stretch: Stretch, tolerance: float = 0.01, overrides: Overrides = ()
+) -> Recomputed:
+    """Repeats a stretch of updates in a temporary folder, and compares it with the chain.
+
+    On a machine of the same kind, with the same package, all bits are compared: the metrics of each
+    update, the lines of metrics.jsonl, and the tensors of the checkpoints on the way. Elsewhere,
+    the mean losses of the first updates are compared, up to the relative `tolerance`. `overrides`
+    name files of classes, or the mesh of this machine.
+    """
+    folder, entries = buckets.folder_of_run(workdir), read(workdir)
+    if isinstance(folder, buckets.Path):
+        raise UserError(f"--workdir={folder}: to recompute updates, copy the run to a disk")
+    begun = [each for each in _starts(entries) if each["step"] <= stretch.start][-1]
+    files, _ = configs.split_files(dict(overrides).items())
+    with tempfile.TemporaryDirectory() as name, speaking("recomputing"):
+        again = pathlib.Path(name) / "run"
+        # The text is tokenized again, because the cache may hold other rows than the text.
+        changes = {"data.cache": f"{name}/cache", **dict(overrides)}
+        changes |= {"track": "", "checkpoint.minutes": 0.0}
+        _prepare(folder, again, begun, stretch.start)
+        config = spec.resolve(spec.read(again, files).config, again, changes).config
+        because = _because(folder, [*_covering(entries, begun, stretch)], config)
+        end = min(stretch.end, stretch.start + _FEW) if because else stretch.end
+
+        def stop(running: trainer.Trainer) -> None:
+            if running.step >= end:
+                running.end(f"update {end:,} is the last one to be verified")
+
+        train(spec.read(again, files).config, again, overrides=changes, hooks=[(1, stop)])
+        repeated = chain.read(again)
+        differences = list(
+            _other_updates(
+                entries, repeated, range(stretch.start + 1, end + 1), tolerance if because else 0.0
+            )
+        )
+        if not because:
+            differences += _other_lines(folder, again, stretch)
+            differences += _other_states(entries, repeated)
+    return Recomputed(stretch, differences, end - stretch.start, not because, because)
+
+
+def _prepare(folder: pathlib.Path, again: pathlib.Path, begun: Mapping, start: int) -> None:
+    """Copies what a run needs to resume from a step to another folder."""
+    again.mkdir()
+    record = json.loads((folder / "config.json").read_text()) | {"config": begun["config"]}
+    (again / "config.json").write_text(json.dumps(record))
+    for name in ("tokenizer", "frozen"):
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, again / name)
+    if not start:
+        return
+    shutil.copytree(folder / "checkpoints" / str(start), again / "checkpoints" / str(start))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    before = [line for line in lines if json.loads(line)["step"] <= start]
+    (again / "metrics.jsonl").write_text("".join(before))
+
+
+def _covering(entries: Sequence[Mapping], begun: Mapping, stretch: Stretch) -> Iterator[Mapping]:
+    """Yields the starts of the processes that have done the updates of a stretch."""
+    yield begun
+    yield from (each for each in _starts(entries) if stretch.start < each["step"] < stretch.end)
+
+
+def _because(folder, begun: Sequence[Mapping], config) -> str:
+    """Returns why this machine may have other bits than the run, or "" if it may not."""
+    mesh = sharding.make_mesh(config.mesh)
+    here = chain.machine(mesh, (folder / "together.json").exists())
+    here["together"] = False  # a recomputation always trains alone
+    for each in begun:
+        if each["package"] != chain.package():
+            return "the run had another version of the package"
+        for key, old, new in _differing(each["machine"], here):
+            return f"the run had {key}={_shown(old)}, and this machine has {_shown(new)}"
+    return ""
+
+
+def _updates(entries: Sequence[Mapping]) -> dict[int, list]:
+    """Returns {update: [digest of its metrics, sum of its loss, count]}."""
+    return {
+        number: values
+        for entry in _saved(entries)
+        for number, values in enumerate(entry["updates"], entry["after"] + 1)
+    }
+
+
+def _other_updates(recorded, repeated, updates: range, tolerance: float) -> Iterator[str]:
+    """Yields the first update that differs. With a tolerance, its mean loss decides."""
+    recorded, repeated = _updates(recorded), _updates(repeated)
+    for update in updates:
+        if update not in repeated:
+            yield f"update {update}: not reached by the recomputation"
+            return
+        old, new = recorded[update], repeated[update]
+        values = [
+            total / max(count, 1) if total is not None else None for _, total, count in (old, new)
+        ]
+        if tolerance and None not in values:
+            if abs(values[0] - values[1]) <= tolerance * abs(values[0]):
+                continue
+        elif old[0] == new[0]:
+            continue
+        yield (
+            f"update {update} is the first that differs: since the last progress line, the mean "
+            f"loss was {values[0]!r}, and {values[1]!r} is recomputed"
+        )
+        return
+
+
+def _other_lines(folder, again, stretch: Stretch) -> Iterator[str]:
+    """Yields the lines of metrics.jsonl of a stretch that differ."""
+
+    def within(path) -> list[dict]:
+        lines = chain.lines_of(path / "metrics.jsonl")
+        return [line for line in lines if stretch.start < line["step"] <= stretch.end]
+
+    old, new = within(folder), within(again)
+    # The recomputation ends with an evaluation or a progress line only where the run had one.
+    for line in old:
+        if line not in new:
+            yield f"metrics.jsonl: the line of step {line['step']} is not recomputed"
+            return
+
+
+def _other_states(recorded, repeated) -> Iterator[str]:
+    """Yields the tensors of the checkpoints on the way that differ."""
+    states = {entry["step"]: entry["state"] for entry in _saved(recorded)}
+    for entry in _saved(repeated):
+        for path, _, _ in _differing(states.get(entry["step"], entry["state"]), entry["state"]):
+            yield f"checkpoints/{entry['step']}: {path} is not what is recomputed"
