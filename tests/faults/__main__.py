@@ -1,10 +1,11 @@
 """The whole fault-injection suite, with a table at its end.
 
-python -m tests.faults [--seed=0] [--kills=100] [--starts=50] [--only=kills|others|stops|starts]
+python -m tests.faults [--seed=0] [--kills=100] [--starts=50] [--halves=20]
+    [--only=kills|others|stops|starts|halves]
 
 `stops` measures the seconds from a signal to the save, with updates of about a second. `starts`
 repeatedly starts two processes of two devices beside four busy ones. A start takes about a minute
-on two idle cores.
+on two idle cores. `halves` takes half of the eight devices of a run from it, at a random moment.
 """
 
 import argparse
@@ -143,12 +144,21 @@ def the_starts(table: Table, folder: pathlib.Path, count: int, draw: random.Rand
                 table.case(fault, stops.two_processes, folder / f"stopped-{number}", draw)
 
 
+def the_halves(table: Table, folder: pathlib.Path, count: int, draw: random.Random) -> None:
+    mesh = {"mesh__fsdp": 2, "mesh__tensor": 2, "train__batch": 8}
+    runs = [Run(family, folder / f"halved-{family}", 60, mesh) for family in FAMILIES]
+    for number, run in zip(range(count), itertools.cycle(runs)):
+        fault = "half of the devices lost at a random moment"
+        table.case(fault, cases.half_of_the_devices, run, folder / f"half-{number}", draw)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--starts", type=int, default=50)
-    parser.add_argument("--only", choices=["kills", "others", "stops", "starts"])
+    parser.add_argument("--halves", type=int, default=20)
+    parser.add_argument("--only", choices=["kills", "others", "stops", "starts", "halves"])
     arguments = parser.parse_args()
     table = Table()
     draw = random.Random(arguments.seed)
@@ -165,6 +175,8 @@ def main() -> int:
                 table.case(fault, stops.latency, family, folder / "stops", number, draw)
         if arguments.only in (None, "starts"):
             the_starts(table, folder / "starts", arguments.starts, draw)
+        if arguments.only in (None, "halves"):
+            the_halves(table, folder, arguments.halves, draw)
     table.show()
     return int(table.passed.total() < table.attempts.total())
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import time
 
@@ -47,6 +48,51 @@ def signalled(run: Run, workdir, number: int, draw: random.Random) -> None:
         # The signal may come after the last update.
         assert f"stopped at step {step:,}, state saved" in error or step == run.num_steps, error
     run.finish(workdir)
+
+
+# Starts its command on as many virtual devices as the file beside it says, and leaves its number.
+ON_DEVICES = """#!/usr/bin/env bash
+export JAX_NUM_CPU_DEVICES=$(cat "${0%/*}/devices")
+echo $$ > "${0%/*}/process"
+exec "$@"
+"""
+UNTIL_DONE = pathlib.Path(__file__).parents[2] / "launch/until_done.sh"
+
+
+def half_of_the_devices(run: Run, workdir, draw: random.Random) -> None:
+    """A run on 8 devices is preempted at a random moment, and gets 4 of them back.
+
+    The same command goes on by itself, and its curve has no seam beyond rounding.
+    """
+    start = _on_eight(run.folder / "undisturbed-devices")
+    undisturbed = run.folder / "undisturbed"
+    done = run.call(undisturbed, launcher=[start])  # the second call has nothing to do
+    assert done.returncode == 0, done.stderr
+    beside = run.folder / f"{workdir.name}-devices"
+    command = [str(UNTIL_DONE), _on_eight(beside), *run.command(workdir)]
+    with Process(command, beside / "log") as process:
+        assert process.wait_for_update(), process.log.read_text()
+        time.sleep(draw.random() * 3)
+        (beside / "devices").write_text("4")
+        with contextlib.suppress(ProcessLookupError):  # it may have ended
+            os.kill(int((beside / "process").read_text()), signal.SIGTERM)
+        assert process.running.wait(timeout=900) == 0, process.log.read_text()
+    log = process.log.read_text()
+    # A signal after the last update meets a run that is complete.
+    assert ("going on" in log and "devices    4 x cpu" in log) or "devices    4" not in log, log
+    expected, found = lines(undisturbed), lines(workdir)
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    for line, other in zip(found, expected):
+        assert line == pytest.approx(other, rel=2e-4, abs=2e-5), (line, other)
+
+
+def _on_eight(folder: pathlib.Path) -> str:
+    """Returns a launcher that starts its command on 8 devices, until its folder says otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "start.sh").write_text(ON_DEVICES)
+    (folder / "start.sh").chmod(0o755)
+    (folder / "devices").write_text("8")
+    return str(folder / "start.sh")
 
 
 def two_runs(run: Run, workdir) -> None:

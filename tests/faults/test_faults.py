@@ -22,6 +22,12 @@ def test_a_run_that_is_killed_ends_as_an_undisturbed_one(run, tmp_path):
     assert len(activities) == 2 and activities[0].endswith("a save")
 
 
+def test_a_run_goes_on_with_half_of_its_devices(tmp_path):
+    mesh = {"mesh__fsdp": 2, "mesh__tensor": 2, "train__batch": 8}
+    run = Run("gpt", tmp_path / "halved", 60, mesh)
+    cases.half_of_the_devices(run, tmp_path / "run", random.Random(0))
+
+
 def test_two_runs_write_the_same_numbers(run, tmp_path):
     done = run.call(tmp_path / "run")
     assert done.returncode == 0, done.stderr
