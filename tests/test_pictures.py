@@ -1,6 +1,7 @@
 """Figures draw the right arrays in the right panels. The program `draw` draws and refuses."""
 
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.programs import call, refused
 from transformer_jax import pictures
 from transformer_jax.cli import model_pictures
 from transformer_jax.config import UserError
+from transformer_jax.pictures import figure, learning_curves
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.figure import drawing_version, style
 from transformer_jax.runs import spec
@@ -349,8 +351,10 @@ def test_a_picture_has_the_format_of_its_name(ending, start, tmp_path):
     done = call("draw", "masks", f"--output={path}", "--size=3.4,2.5", "--dpi=200")
     assert done.returncode == 0, done.stderr
     content = path.read_bytes()
-    # The version of the program that drew it, which tells whether it is out of date.
-    assert content.startswith(start) and drawing_version().encode() in content
+    # The version of the function that drew it, which tells whether it is out of date.
+    name = "pictures.attention_maps.masks"
+    version = f"transformer_jax {name} {drawing_version(name)}"
+    assert content.startswith(start) and version.encode() in content
     if ending == "png":
         with Image.open(path) as picture:
             assert picture.size == (680, 500)
@@ -441,3 +445,32 @@ def test_the_command_refuses(arguments, words, runs, tmp_path):
         flags.append(f"--output={tmp_path}/a.{'gif' if 'animation' in flags else 'png'}")
     refused(call("draw", *flags), *words)
     assert not list(tmp_path.glob("a.*"))
+
+
+def test_a_picture_is_out_of_date_if_its_function_has_changed(monkeypatch):
+    """And not if another function, a comment or a docstring has."""
+    name = "pictures.learning_curves.curves"
+    version, read = drawing_version(name), pathlib.Path.read_text
+    source = pathlib.Path(learning_curves.__file__).read_text()
+
+    def is_stale(old, new):
+        assert source.count(old) == 1, old
+
+        def changed(path, *options):
+            is_it = path.stem == "learning_curves"
+            return source.replace(old, new) if is_it else read(path, *options)
+
+        monkeypatch.setattr(pathlib.Path, "read_text", changed)
+        figure._names_of.cache_clear()
+        drawing_version.cache_clear()
+        return drawing_version(name) != version
+
+    try:
+        assert is_stale("figure = new_figure((12, 3.6 * num_rows), title)", "figure = None")
+        assert is_stale("return np.interp(steps, *zip(*counts)), values", "return counts, values")
+        assert not is_stale('axes.set(xlabel=xlabel, ylabel="accuracy")', "pass")
+        assert not is_stale("Returns a figure of accuracies", "Draws accuracies")
+    finally:
+        monkeypatch.undo()
+        figure._names_of.cache_clear()
+        drawing_version.cache_clear()

@@ -87,11 +87,12 @@ def test_layers_that_are_alike_are_drawn_once():
     assert sum(part.size for part in layers.parts) == layers.size == decoder.size
 
 
-def version_of(picture: pathlib.Path) -> str | None:
-    """Returns the version of the program that drew a picture; None if it names none."""
+def version_of(picture: pathlib.Path) -> tuple[str, str] | None:
+    """Returns the function that drew a picture, and its version; None if the file names none."""
     with Image.open(picture) as image:
         text = image.info.get("Software") or image.info.get("comment", b"").decode()
-    return text.removeprefix("transformer_jax.pictures ") if "pictures" in text else None
+    package, _, version = text.partition(" ")
+    return tuple(version.split()) if package == "transformer_jax" else None
 
 
 def test_the_pictures_are_drawn_by_the_present_program():
@@ -106,7 +107,7 @@ def test_the_pictures_are_drawn_by_the_present_program():
     assert len(pictures) > 20
     versions = {path.relative_to(ROOT).as_posix(): version_of(path) for path in sorted(pictures)}
     assert None not in versions.values()
-    stale = [path for path, version in versions.items() if version != drawing_version()]
+    stale = [path for path, (name, version) in versions.items() if drawing_version(name) != version]
     redrawn = runpy.run_path(str(ROOT / "benchmarks" / "redraw.py"))["PICTURES"]
     assert not {f"benchmarks/results/{name}.png" for name in redrawn} & {*stale}, (
         "run python benchmarks/redraw.py"

@@ -1,10 +1,13 @@
 """What all figures share: creation, titles, and saving as PNG files and as animations."""
 
+import ast
 import contextlib
+import copy
 import functools
 import hashlib
 import io
 import pathlib
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -52,7 +55,10 @@ def save(figure: "Figure", path: str | pathlib.Path | buckets.Path, *, dpi: floa
     ending = path.suffix.lower()
     drawn = io.BytesIO()
     figure.savefig(
-        drawn, dpi=dpi, metadata=_version(ending), format=ending.removeprefix(".") or "png"
+        drawn,
+        dpi=dpi,
+        metadata={"Creator" if ending in (".svg", ".pdf") else "Software": _stamp(figure)},
+        format=ending.removeprefix(".") or "png",
     )
     if not isinstance(path, pathlib.Path):
         path.write_bytes(drawn.getvalue())  # writes to an object in a bucket are atomic
@@ -70,21 +76,85 @@ def check_ending(path: str | pathlib.Path | buckets.Path, is_animated: bool = Fa
         raise UserError(f"{path}: {what} must end in {', '.join(formats)}")
 
 
-def _version(ending: str) -> dict[str, str]:
-    """Returns what a file says of the program that has drawn it, in the format of its ending."""
-    key = {".svg": "Creator", ".pdf": "Creator"}.get(ending, "Software")
-    return {key: f"transformer_jax.pictures {drawing_version()}"}
+# ------------------------ the version of what draws a figure, which tells whether it is out of date
+
+
+def _stamp(figure: "Figure") -> str:
+    """Returns what a file says of the program that has drawn it: a function and its version."""
+    name = getattr(figure, "drawn_by", None) or _drawing_function()
+    return f"transformer_jax {name} {drawing_version(name)}" if name else "transformer_jax"
+
+
+def _drawing_function() -> str | None:
+    """Returns the outermost drawing function of the call, None outside of the modules that draw.
+
+    An example is "pictures.learning_curves.curves".
+    """
+    frame, name = sys._getframe(1), None
+    while frame:
+        module = str(frame.f_globals.get("__name__"))
+        if _draws(module) and module != __name__:
+            name = f"{module.removeprefix('transformer_jax.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return name
+
+
+def _draws(module: str) -> bool:
+    folder = module.rpartition(".")[0]
+    return folder == "transformer_jax.pictures" or module == "transformer_jax.scaling.pictures"
 
 
 @functools.cache
-def drawing_version() -> str:
-    """Returns a digest of the modules that draw, which shows whether a picture is out of date."""
-    folder = pathlib.Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        if path.name != "progress.py":  # it draws nothing
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+def drawing_version(name: str) -> str:
+    """Returns a digest of a drawing function and of all that it uses of the modules that draw.
+
+    Comments and docstrings do not count.
+    """
+    found: dict[tuple[str, str], str] = {}
+    module, _, function = name.rpartition(".")
+    _add_source(f"transformer_jax.{module}", function, found)
+    texts = [text for _, text in sorted(found.items())]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _add_source(module: str, name: str, found: dict[tuple[str, str], str]) -> None:
+    """Adds the source of a name of a module, and of the names that it refers to in turn."""
+    if name in (_stamp.__name__, _drawing_function.__name__):
+        return None  # they draw nothing
+    own, imported = _names_of(module)
+    if name in imported and imported[name] != (module, name):
+        return _add_source(*imported[name], found)
+    if name not in own or (module, name) in found:
+        return None
+    found[module, name] = ast.unparse(_without_docstrings(own[name]))
+    for node in ast.walk(own[name]):
+        if isinstance(node, ast.Name):
+            _add_source(module, node.id, found)
+    return None
+
+
+@functools.cache
+def _names_of(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
+    """Returns the definitions at the top of a module, and what it imports of modules that draw."""
+    path = pathlib.Path(__file__).parents[1] / f"{module.partition('.')[2].replace('.', '/')}.py"
+    own, imported = {}, {}
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and _draws(node.module or ""):
+            imported |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+    return own, imported
+
+
+def _without_docstrings(node: ast.AST) -> ast.AST:
+    node = copy.deepcopy(node)
+    for each in ast.walk(node):
+        if isinstance(each, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(each) is not None:
+            each.body = each.body[1:] or [ast.Pass()]
+    return node
 
 
 _GIF_COLOURS = 64  # of a frame; fewer would merge its inks
@@ -119,7 +189,7 @@ def save_animation(
             save_all=True,
             append_images=others,
             duration=durations,
-            comment=f"transformer_jax.pictures {drawing_version()}".encode(),
+            comment=_stamp(figures[0]).encode(),
             loop=0,
             optimize=True,
         )
@@ -146,6 +216,8 @@ def new_figure(size: tuple[float, float], title: str) -> "Figure":
     # Without pyplot, which chooses a backend, perhaps one that needs a display, and keeps each
     # figure until it is closed.
     figure = Figure(figsize=size, layout="constrained")
+    # A figure of somebody else's function has the version of this one.
+    figure.drawn_by = _drawing_function() or "pictures.figure.new_figure"
     if title:
         figure.suptitle(verbatim(textwrap.fill(title, round(11 * size[0]))), fontsize=11)
     return figure
