@@ -83,7 +83,8 @@ def half_of_the_devices(run: Run, workdir, draw: random.Random) -> None:
     expected, found = lines(undisturbed), lines(workdir)
     assert [line["step"] for line in found] == [line["step"] for line in expected]
     for line, other in zip(found, expected):
-        assert line == pytest.approx(other, rel=2e-4, abs=2e-5), (line, other)
+        # Rounding grows from update to update; other rows or masks would differ by several percent.
+        assert line == pytest.approx(other, rel=2e-3, abs=1e-3), (line, other)
 
 
 def _on_eight(folder: pathlib.Path) -> str:
