@@ -4,7 +4,9 @@ python benchmarks/rollouts.py [--json=FILE] [--tiny]
 
 Both write 64 tokens behind 64 prompts of 16 tokens, by a GPT of random parameters with the shape of
 configs/gpt/imdb.py:cpu. The turns alternate, and each figure is the median. The completions of a
-step (objectives/rollouts.py) are computed in a program of their own here.
+step (objectives/rollouts.py) are computed in a program of their own here. `batch_invariant` is what
+config.task.batch_invariant costs: completions that are sampled one row at a time instead of all
+together, and then scored by the same decoding steps instead of one pass over all positions.
 """
 
 import os
@@ -22,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import config as configs
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.inference.generation import Sampling
-from transformer_jax.objectives.rollouts import Writer
+from transformer_jax.objectives.rollouts import Writer, row_by_row
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training.step import init_params
 
@@ -48,7 +51,8 @@ def completions(tiny: bool) -> Iterator[dict]:
         return sum(each.tokens for each in drawn)
 
     def within_a_step(seed: int) -> int:
-        written = jax.block_until_ready(write(params, prompts, lengths, jax.random.key(seed)))
+        keys = jax.random.split(jax.random.key(seed), ROWS)
+        written = jax.block_until_ready(write(params, prompts, lengths, keys))
         return int((written.lengths - written.begins).sum())
 
     rates = {run: [] for run in (by_generate, within_a_step)}
@@ -66,6 +70,47 @@ def completions(tiny: bool) -> Iterator[dict]:
         "peer": statistics.median(of_generate),
         "peer_name": "generate",
         "ratio": statistics.median(a / b for a, b in zip(of_step, of_generate)),
+    }
+
+
+def batch_invariant(tiny: bool) -> Iterator[dict]:
+    """Yields the completions a second, sampled and scored, of both ways."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = built(pathlib.Path(folder), tiny)
+    params = init_params(task)
+    write = Writer(task.model, Sampling(), TOKENS, task.tokenizer.eos_id)
+    prompts = np.ones((ROWS, PROMPT), np.int32)
+    lengths = jnp.full(ROWS, PROMPT, jnp.int32)
+
+    def together(params, keys):
+        written = write(params, prompts, lengths, keys)
+        inputs = Inputs(written.ids[:, :-1])
+        hidden = task.model.apply({"params": params}, inputs, method="hidden")
+        output = task.model.apply({"params": params}, method="limited_output")
+        states = written.states(hidden, TOKENS)
+        return output.label_log_probs(states, written.tokens(TOKENS)), written.drawn_log_probs
+
+    def by_row(params, keys):
+        written = row_by_row(write, params, prompts, lengths, keys)
+        return row_by_row(write.given, params, written), written.drawn_log_probs
+
+    seconds = {run: [] for run in (by_row, together)}
+    programs = {run: jax.jit(run) for run in seconds}
+    for number in range(2 if tiny else ROUNDS + 1):
+        keys = jax.random.split(jax.random.key(number), ROWS)
+        for run, measured in seconds.items():
+            began = time.perf_counter()
+            jax.block_until_ready(programs[run](params, keys))
+            if number:  # the first one compiles
+                measured.append(time.perf_counter() - began)
+    ours, peer = (ROWS / statistics.median(each) for each in seconds.values())
+    yield {
+        "case": "completions that are batch-invariant",
+        "unit": "rows/s",
+        "ours": ours,
+        "peer": peer,
+        "peer_name": "together",
+        "ratio": ours / peer,
     }
 
 
@@ -87,4 +132,6 @@ def built(folder: pathlib.Path, tiny: bool):
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, {"completions": completions}, ["jax", "jaxlib"])
+    harness.main(
+        __doc__, {"completions": completions, "batch_invariant": batch_invariant}, ["jax", "jaxlib"]
+    )

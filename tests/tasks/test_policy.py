@@ -66,6 +66,40 @@ def test_earlier_names_warn(ppo):
         assert ppo[0].answered == ppo[0].rewarded_completions
 
 
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_log_probs_equal_those_at_drawing_bit_for_bit(name, gpt, tmp_path):
+    """They do so in parts as in the whole batch, and differ without the key by rounding."""
+    keys = dict(task__temperature=0.7, task__minibatches=2)
+    found = {}
+    for invariant in (True, False):
+        keys["task__batch_invariant"] = invariant
+        task, params = build(tmp_path / str(invariant), gpt, name, **keys)
+        batch = task.rows().train.batch(0, range(8))
+
+        @jax.jit
+        def experience(params, batch, task=task):
+            memory = jnp.float32(0.2)
+            rows, _ = task.experience(params, batch, Context(jax.random.key(1), memory=memory))
+            half = {name: x[: len(x) // 2] for name, x in rows.items()}
+            gradients = jax.grad(lambda p: task.loss(p, half, Context()).terms["policy"])(params)
+            return rows, task.policy_log_probs(params, half), task.measures(rows), gradients
+
+        found[invariant] = jax.device_get(experience(params, batch))
+    rows, again, measured, gradients = found[True]
+    assert measured["mismatch"][0] == 0 and np.abs(rows["drawn_log_probs"]).max() > 1
+    np.testing.assert_array_equal(rows["drawn_log_probs"], rows["old_log_probs"])
+    np.testing.assert_array_equal(rows["drawn_log_probs"][: len(again)], again)
+    others, _, by_rounding, others_gradients = found[False]
+    np.testing.assert_array_equal(rows["ids"], others["ids"])
+    assert 0 < by_rounding["mismatch"][0] < 1e-4
+    own = {name: tree for name, tree in gradients.items() if name not in task.other_runs}
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4),
+        own,
+        {name: others_gradients[name] for name in own},
+    )
+
+
 def completions_of(experience, task):
     """Returns the tokens of the completions, and which positions have one."""
 

@@ -7,7 +7,7 @@ import dataclasses
 import numbers
 import types
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -52,12 +52,15 @@ class Completions(NamedTuple):
       begins: (B,) int32, the number of tokens of each prompt.
       lengths: (B,) int32, the number of tokens of prompt and completion together.
       ended: (B,) bool, whether the completion has an end token. Otherwise it stopped at the limit.
+      drawn_log_probs: (B, T) float32, the log-probability of each token of the completion, by the
+        logits that it was drawn from.
     """
 
     ids: Int[Array, "B L"]
     begins: Int[Array, " B"]
     lengths: Int[Array, " B"]
     ended: Bool[Array, " B"]
+    drawn_log_probs: Float[Array, "B T"]
 
     @classmethod
     def of(cls, batch: dict[str, Array]) -> "Completions":
@@ -101,32 +104,74 @@ class Writer(NamedTuple):
     eos_id: int
 
     def __call__(
-        self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], key: Key[Array, ""]
+        self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], keys: Key[Array, " B"]
     ) -> Completions:
         """Returns a completion of each prompt. `lengths` (B,) are the numbers of prompt tokens.
 
-        The randomness of row j comes from fold_in(key, j), so that it depends neither on the size
-        of the batch nor on its distribution over devices.
+        Each row has its own key, so that it depends neither on the size of the batch nor on its
+        distribution over devices.
         """
         batch, length = prompts.shape
         slots = length + self.max_tokens
         params = self.model.for_decoding(params)
-        logits, state = self.model.begin(params, prompts, lengths, slots=slots)
+        logits, state = self._begun(params, prompts, lengths, slots)
         ids = jnp.zeros((batch, slots), jnp.int32).at[:, :length].set(prompts)
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
         fixed = Fixed(keys, jnp.zeros_like(lengths), lengths + self.max_tokens)
+        drawn = jnp.zeros((batch, self.max_tokens), jnp.float32)
+        state = state, logits, drawn, jnp.int32(0)
         texts = Texts(ids, lengths, jnp.zeros(batch, bool), None, logits, state)
 
         def step(state, tokens):
+            state, logits, drawn, number = state
+            drawn = drawn.at[:, number].set(self.log_probs(logits, tokens[:, 0]))
             # Sharded parameters are gathered in each step of the loop. Otherwise XLA would move the
             # gathers out of the loop, and hold all parameters whole on each device.
-            return self.model.step(*sharding.gather_after(params, state), tokens)
+            logits, state = _alone(self.model.step, *sharding.gather_after(params, state), tokens)
+            return logits, (state, logits[:, 0], drawn, number + 1)
 
         steps = jnp.int32(self.max_tokens)
-        texts = split(sample(step, texts, fixed, steps, how=self.how, ends=(self.eos_id,)))
-        return self._with_ends(texts, fixed)
+        texts = sample(step, texts, fixed, steps, how=self.how, ends=(self.eos_id,))
+        state, _, drawn, _ = texts.state
+        return self._with_ends(split(texts._replace(state=state)), fixed, split(drawn))
 
-    def _with_ends(self, texts: Texts, fixed: Fixed) -> Completions:
+    def _begun(self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], slots: int):
+        """Returns the logits of the first tokens of completions, and the decoding state."""
+        begin = partial(self.model.begin, slots=slots)
+        return _alone(begin, params, prompts, lengths)
+
+    def log_probs(
+        self, logits: Float[Array, "B V"], tokens: Int[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """Returns the log-probabilities of tokens that are drawn from logits."""
+
+        def log_probs(logits, tokens):
+            found = jax.nn.log_softmax(logits.astype(jnp.float32) / self.how.temperature)
+            return jnp.take_along_axis(found, tokens[:, None], axis=1)[:, 0]
+
+        return _alone(log_probs, logits, tokens)
+
+    def given(self, params, completions: Completions) -> Float[Array, "B T"]:
+        """Returns the log-probabilities of the tokens of completions, as if they were drawn.
+
+        The decoding steps are those of `__call__`, and read the given tokens.
+        """
+        slots = completions.ids.shape[1]
+        length = slots - self.max_tokens
+        is_prompt = jnp.arange(length) < completions.begins[:, None]
+        prompts = jnp.where(is_prompt, completions.ids[:, :length], 0)
+        params = self.model.for_decoding(params)
+        logits, state = self._begun(params, prompts, completions.begins, slots)
+
+        def step(carry, tokens):
+            state, logits = carry
+            found = self.log_probs(logits, tokens)
+            logits, state = _alone(self.model.step, params, state, tokens[:, None])
+            return (state, logits[:, 0]), found
+
+        tokens = completions.tokens(self.max_tokens)
+        return jax.lax.scan(step, (state, logits), tokens.T)[1].T
+
+    def _with_ends(self, texts: Texts, fixed: Fixed, drawn: Float[Array, "B T"]) -> Completions:
         """Returns the completions with their end tokens. A text at its limit has no end token."""
         ended = texts.lengths < fixed.limits
         positions = jnp.arange(texts.ids.shape[1])
@@ -135,7 +180,27 @@ class Writer(NamedTuple):
         is_text = positions < texts.lengths[:, None]
         ids = jnp.where(is_end, self.eos_id, jnp.where(is_text, texts.ids, 0))
         prompt_lengths = fixed.limits - self.max_tokens
-        return Completions(ids, prompt_lengths, texts.lengths + ended, ended)
+        completions = Completions(ids, prompt_lengths, texts.lengths + ended, ended, drawn)
+        filled = completions.filled(self.max_tokens)
+        return completions._replace(drawn_log_probs=jnp.where(filled, drawn, 0.0))
+
+
+def row_by_row(f: Callable, params: Any, *rows):
+    """Returns f(params, *rows), computed for one row at a time, so that the batch has no effect."""
+
+    def one(row):
+        found = f(params, *jax.tree.map(lambda x: x[None], row))
+        return jax.tree.map(lambda x: x[0], found)
+
+    return jax.lax.map(one, rows)
+
+
+def _alone(f: Callable, *inputs):
+    """Returns f(*inputs), which XLA does not fuse with the operations around it.
+
+    What it computes is then rounded alike wherever it stands in a program.
+    """
+    return jax.lax.optimization_barrier(f(*jax.lax.optimization_barrier(inputs)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -152,6 +217,9 @@ class Prompted(Continued):
     prompt_length: PositiveInt = 64  # most tokens of a prompt; a longer one loses its first tokens
     max_tokens: PositiveInt = 32  # most tokens of a completion, including its end token
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
+    # computes the log-probabilities of completions by the decoding steps that draw them, one row at
+    # a time, so that both are equal bit for bit; it takes several times as long
+    batch_invariant: bool = False
 
     evaluates_rows = False
     num_completions = 1  # completions of each prompt; a subclass may compare several
@@ -208,11 +276,21 @@ class Prompted(Continued):
             jnp.repeat(batch[name], self.num_completions, axis=0)
             for name in ("prompts", "prompt_lengths")
         )
+        own = self._own(params)
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(lengths)))
+        if not self.batch_invariant:
+            return self._writer(own, prompts, lengths, keys)._asdict()
+        return row_by_row(self._writer, own, prompts, lengths, keys)._asdict()
+
+    @property
+    def _writer(self) -> Writer:
         how = Sampling(temperature=self.temperature)
-        write = Writer(self._limited(self.model), how, self.max_tokens, self.end_id)
-        others = self.heads + self.other_runs  # subtrees that are not parameters of the model
-        own = {name: tree for name, tree in params.items() if name not in others}
-        return write(own, prompts, lengths, key)._asdict()
+        return Writer(self._limited(self.model), how, self.max_tokens, self.end_id)
+
+    def _own(self, params: Params) -> Params:
+        """Returns the parameters of the model, without the subtrees of heads and other runs."""
+        others = self.heads + self.other_runs
+        return {name: tree for name, tree in params.items() if name not in others}
 
     def _limited(self, model: Any) -> Any:
         """Returns a model whose next tokens are limited to those of the tokenizer, if it is known.
@@ -242,6 +320,15 @@ _SMALL = 1e-8  # added to variances, which are 0 if all values are equal
 # Added to the standard deviation of a group, which is 0 if all its rewards are equal.
 _SMALL_DEVIATION = 1e-4
 _LARGEST = 20.0  # log-ratio from which a tangent replaces exp, long before it overflows
+
+
+@jax.custom_jvp
+def _with_value(x: jax.Array, value: jax.Array) -> jax.Array:
+    """Returns `value`, with the gradient of `x`."""
+    return value
+
+
+_with_value.defjvp(lambda inputs, tangents: (inputs[1], tangents[0]))
 
 
 def generalized_advantages(
@@ -530,9 +617,25 @@ class Policy(Prompted):
 
     def policy_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens by the policy."""
+        states = self.policy_states(params, Completions.of(batch))
+        return self.policy_log_probs_of_states(params, states, batch)
+
+    def policy_log_probs_of_states(
+        self, params: Params, states: Float[Array, "B T M"], batch: Batch
+    ) -> Float[Array, "B T"]:
+        """Returns the same, given the hidden states that predict the tokens.
+
+        With `batch_invariant`, their values are those of the decoding steps, and their gradients
+        those of the states.
+        """
         completions = Completions.of(batch)
-        states = self.policy_states(params, completions)
-        return self.log_probs_of_states(self.model, params, states, completions)
+        parallel = self.log_probs_of_states(self.model, params, states, completions)
+        if not self.batch_invariant:
+            return parallel
+        fixed = jax.lax.stop_gradient(self._own(params))
+        stepwise = row_by_row(self._writer.given, fixed, completions)
+        filled = completions.filled(self.max_tokens)
+        return _with_value(parallel, jnp.where(filled, stepwise, 0.0))
 
     def reference_log_probs(self, params: Params, batch: Batch) -> Float[Array, "B T"]:
         """Returns the log-probabilities of completion tokens by the reference."""
@@ -579,13 +682,17 @@ class Policy(Prompted):
         """Returns means over completions: reward, divergence, length, share with an end token.
 
         "entropy" is an estimate, the mean of -log p over the tokens that the policy sampled.
+        "mismatch" is the largest difference of a token's log-probability from that by which it was
+        drawn, before any update.
         """
         completions = Completions.of(batch)
         exists = completions.begins > 0  # false in rows that only pad an evaluation's last batch
         filled = completions.filled(self.max_tokens) & exists[:, None]
         count, num_tokens = (x.sum(dtype=jnp.int32) for x in (exists, filled))
         log_ratios = batch["old_log_probs"] - batch["reference_log_probs"]
+        mismatch = jnp.abs(batch["old_log_probs"] - batch["drawn_log_probs"])
         return {
+            "mismatch": (jnp.max(mismatch, where=filled, initial=0.0), jnp.int32(1)),
             "reward": (jnp.where(exists, batch["rewards"], 0.0).sum(), count),
             "kl": (jnp.where(filled, log_ratios, 0.0).sum(), count),
             "entropy": (-jnp.where(filled, batch["old_log_probs"], 0.0).sum(), num_tokens),

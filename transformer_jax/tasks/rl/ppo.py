@@ -132,7 +132,7 @@ class PPO(Policy):
         completions = Completions.of(rows)
         # The policy and the value function share one forward pass.
         states = self.policy_states(params, completions)
-        log_probs = self.log_probs_of_states(self.model, params, states, completions)
+        log_probs = self.policy_log_probs_of_states(params, states, rows)
         values = self._value.apply({"params": params["value"]}, states)[..., 0]
         return log_probs, jnp.where(completions.filled(self.max_tokens), values, 0.0)
 
