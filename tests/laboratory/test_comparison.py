@@ -245,7 +245,7 @@ def test_equal_and_undecided_arms_end_with_their_verdicts(fake, tmp_path):
     result = asked(tmp_path / "x", 6).run()
     (row,) = result["differences"]
     assert row["verdict"] == "undecided" and row["more_pairs"] > 1
-    assert f"about {row['more_pairs']:,} more pairs" in "\n".join(comparison.lines(result))
+    assert f"about {row['more_pairs']:,} more pair" in "\n".join(comparison.lines(result))
     result = asked(tmp_path / "x", 6, margin="30%").run()
     assert result["differences"][0]["verdict"] == "no difference that matters"
     assert result["differences"][0]["margin"] == pytest.approx(0.3 * 1.1)

@@ -472,7 +472,8 @@ def _verdict(row: dict[str, Any]) -> str:
         return f"{facts[0]}; one pair decides nothing"
     if row["verdict"] == verdicts.UNDECIDED:
         more = row["more_pairs"]
-        facts.append(f"about {more:,} more pairs" if more else "far more pairs than are practical")
+        pairs = "pair" if more == 1 else "pairs"
+        facts.append(f"about {more:,} more {pairs}" if more else "far more pairs than are practical")
     if row["removed"] is not None:
         facts.append(f"pairing removed {row['removed']:.0%} of the variance")
     if row["detectable"] is not None and not row["sequential"]:
