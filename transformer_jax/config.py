@@ -1786,6 +1786,11 @@ def _check_combinations(config: ConfigDict) -> None:
             f"config.train.patience={config.train.patience} needs "
             "config.checkpoint.best_metric, the score that must improve"
         )
+    if config.data.mixture_order != "mixed" and not config.data.mixture:
+        raise UserError(
+            f"config.data.mixture_order={config.data.mixture_order!r}: needs config.data.mixture, "
+            "whose parts take turns"
+        )
     decode = config.decode
     if 0 < decode.max_length < decode.min_length:
         raise UserError(

@@ -18,7 +18,7 @@ from absl import flags
 
 from transformer_jax import cli
 from transformer_jax.config import UserError
-from transformer_jax.train import check_folder, spread, train_seeds, updates
+from transformer_jax.train import check_folder, check_together, spread, train_seeds, updates
 from transformer_jax.train import main as train_one
 
 
@@ -56,6 +56,7 @@ def _train_tasks() -> None:
 
     if cli.profile():
         raise UserError("--profile is for one run, without --tasks")
+    check_together()
     file, _, rest = cli.FLAGS.config.partition(":")
     folder = buckets.folder_of_run(cli.FLAGS.workdir)
     if spec.exists(folder):
@@ -71,6 +72,7 @@ def _train_tasks() -> None:
             for key, value in cli.overrides()
         ]
         config = spec.resolve(path, overrides=overrides).config
+        _check_measured(config, path)
         _check_files(config)
         if cli.FLAGS.budget:
             overrides.append(("train.num_steps", updates(path, overrides)))
@@ -84,6 +86,12 @@ def _train_tasks() -> None:
             found = train(path, folder / name, overrides=overrides)
             scores[name] = {key: spread([value]) for key, value in found.items()}
     measures = {name: measure for name, _, _, measure in runs}
+    for name, measure in measures.items():
+        if measure not in scores[name]:
+            raise UserError(
+                f"{name}: config.checkpoint.best_metric={measure}: not measured; there are: "
+                f"{', '.join(scores[name])}"
+            )
     main_scores = {name: scores[name][measure]["mean"] for name, measure in measures.items()}
     mean = statistics.fmean(main_scores.values())
     say("\n".join(_table(scores, measures, mean)))
@@ -110,6 +118,15 @@ def _names(file: str) -> list[str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--tasks: {twice[0]} occurs twice")
     return names
+
+
+def _check_measured(config, path: str) -> None:
+    """Raises UserError if the score of the table can't be measured."""
+    data = config.data
+    if not config.checkpoint.best_metric:
+        raise UserError(f"{path}: config.checkpoint.best_metric is missing: the score of the table")
+    if not (data.valid_files or (data.tfds_name and data.valid_split)):
+        raise UserError(f"{path}: config.data.valid_files is missing: the table has its score")
 
 
 def _check_files(config) -> None:

@@ -35,8 +35,7 @@ def main(task: str | None = None) -> None:
     check_folder(cli.FLAGS.workdir)
     if cli.FLAGS.budget:
         overrides.append(("train.num_steps", updates(config, overrides)))
-    if cli.FLAGS.together and not cli.FLAGS.seeds:
-        raise UserError("--together: give the number of seeds too, such as --seeds=8")
+    check_together()
     if cli.FLAGS.seeds:
         if cli.profile():
             raise UserError("--profile is for one run, without --seeds")
@@ -45,6 +44,12 @@ def main(task: str | None = None) -> None:
         print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
     else:
         train(config, cli.FLAGS.workdir, cli.profile(), overrides=overrides)
+
+
+def check_together() -> None:
+    """Raises UserError if --together is given without a number of runs."""
+    if cli.FLAGS.together and not cli.FLAGS.seeds:
+        raise UserError("--together: give the number of seeds too, such as --seeds=8")
 
 
 def updates(config, overrides) -> int:

@@ -22,7 +22,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("from", None, "Step of the checkpoint from which updates are recomputed.")
     flags.DEFINE_integer("to", None, "The last update to be recomputed.", lower_bound=1)
     flags.DEFINE_integer("random", 0, "Recompute N stretches, drawn at random.", lower_bound=0)
-    flags.DEFINE_integer("seed", None, "Of --random; by default, it differs each time.")
+    flags.DEFINE_integer(
+        "seed", None, "Of --random; by default, it differs each time.", lower_bound=0
+    )
     flags.DEFINE_float(
         "tolerance", 0.01, "Relative difference of losses on another kind of machine.", 0.0
     )
@@ -39,7 +41,7 @@ def main() -> None:
     seed = np.random.SeedSequence().entropy if options.seed is None else options.seed
     start, end = options["from"].value, options["to"].value
     chosen = verification.stretches(entries, start, end, options.random, seed)
-    found = verification.inspect(options.workdir, chosen, overrides)
+    found = verification.inspect(options.workdir, overrides)
     recomputed = []
     if not found:  # else, what would be recomputed is not what was trained
         recomputed = [
@@ -53,6 +55,8 @@ def main() -> None:
         )
         say(f"updates {each.stretch.start + 1:,} to {each.stretch.start + each.compared:,}: {same}")
     say("\n".join(found) if found else "nothing differs")
+    if first := entries[0]["step"]:
+        say(f"the chain begins with update {first + 1:,}; nothing is known of those before")
     head = entries[-1]["digest"]
     say(f"chain      {head}")
     content = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from transformer_jax.config import UserError, experiment
+from transformer_jax.config import UserError, experiment, validate
 from transformer_jax.corpora import python_library
 from transformer_jax.data import texts
 from transformer_jax.runs.spec import make_task
@@ -264,4 +264,4 @@ def test_a_mixture_in_turn_belongs_to_the_length_of_its_run(tmp_path):
     assert words[1] / (words[2] - words[1]) == pytest.approx(3)
     assert first.fingerprint() != task(21).fingerprint()
     with pytest.raises(UserError, match="mixture_order='in_turn': needs config.data.mixture"):
-        task(20, (), train_files=parts[0][0]).rows()
+        validate(task(20, (), train_files=parts[0][0]).config)

@@ -189,12 +189,16 @@ def test_rare_tokens_are_preferred_in_training_alone(tmp_path, monkeypatch):
 
 
 def test_the_share_of_predicted_tokens_is_that_of_training_alone(tmp_path):
-    phases = ((0.5, 20, 10), (0.5, 40, 10))
+    phases = ((0.5, 20, 10), (0.5, 40, 12))
     keys = dict(task__next_sentence=0.0, task__phases=phases, train__num_steps=4)
     rows = make_task(build(tmp_path, **keys, task__selected=0.3)).rows()
     counts = [rows.train.batch(step, range(8))["masked_weights"].sum(axis=1) for step in (0, 3)]
-    # 30 % of 40 tokens are 12, but the phase has 10 predictions.
-    assert (counts[0] == 6).all() and (counts[1] == 10).all()
+    assert (counts[0] == 6).all() and (counts[1] == 12).all()
+    keys["task__phases"] = ((0.5, 20, 10), (0.5, 40, 10))
+    with pytest.raises(
+        UserError, match="selected=0.3: of 40 tokens, these are 12, and config.task"
+    ):
+        make_task(build(tmp_path, **keys, task__selected=0.3))
     assert (rows.eval["valid"].batch(0, range(4), 4)["masked_weights"].sum(axis=1) == 6).all()
 
 

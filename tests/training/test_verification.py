@@ -20,7 +20,10 @@ from transformer_jax.training.step import Program
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped at step 14, between two kept checkpoints, and resumed."""
+    """A run that was stopped at step 14, between two kept checkpoints, and resumed.
+
+    It has a hook that records a value, and goes on with other intervals of its progress lines.
+    """
     folder = tmp_path_factory.mktemp("verified")
     config = build_gpt(
         folder,
@@ -35,11 +38,15 @@ def run(tmp_path_factory):
     )
 
     def stop(trainer):
+        if trainer.step == 7:
+            trainer.record({"seven": 7})
         if trainer.step == 14:
             trainer.end("as asked")
 
     train(config, folder / "run", hooks=[(1, stop)])
-    train(config, folder / "run")
+    train(config, folder / "run", overrides={"train.log_every": 3})
+    # Nothing is left to do, but config.json is written again.
+    train(config, folder / "run", overrides={"train.log_every": 3, "checkpoint.keep": 2})
     return folder / "run"
 
 
@@ -52,11 +59,12 @@ def test_the_chain_has_every_update_and_keeps_its_checkpoints(run):
         ("start", 14),
         ("checkpoint", 20),
         ("checkpoint", 30),
+        ("start", 30),
     ]
     assert sorted(verification._updates(entries)) == [*range(1, 31)]
     kept = {path.name for path in (run / "checkpoints").iterdir()}
-    assert kept == {"10", "20", "30"} == {*map(str, verification.kept(entries))}
-    assert sum(len(entry["lines"]) for entry in entries if "lines" in entry) == 11
+    assert kept == {"10", "20", "30"} == {*map(str, chain.kept(entries))}
+    assert all("after" not in entry for entry in entries if entry["kind"] == "start")
 
 
 def test_a_true_run_differs_in_nothing(run):
@@ -169,12 +177,62 @@ def removed_checkpoint(folder):
     shutil.rmtree(folder / "checkpoints/20")
 
 
+def added_checkpoint(folder):
+    shutil.copytree(folder / "checkpoints/20", folder / "checkpoints/40")
+
+
+def other_checkpoint(folder):
+    shutil.rmtree(folder / "checkpoints/30")
+    shutil.copytree(folder / "checkpoints/20", folder / "checkpoints/30")
+
+
+def no_checkpoints(folder):
+    shutil.rmtree(folder / "checkpoints")
+
+
+def added_line(folder):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "valid/loss": 0.01}\n')
+
+
+def unreadable_line(folder):
+    path = folder / "metrics.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first[:9] + "\n", *others]))
+
+
+def versions(folder):
+    record = json.loads((folder / "config.json").read_text())
+    record["versions"]["jax"] = "9.9.9"
+    (folder / "config.json").write_text(json.dumps(record))
+
+
+def earlier_config(folder):
+    entries = chain.read(folder)
+    entries[0]["record"]["config"]["train"]["seed"] = 7
+    _seal(folder, entries)
+
+
+def missing_entry(folder):
+    entries = chain.read(folder)
+    del entries[2]
+    _seal(folder, entries)
+
+
 KINDS = {
-    metric: "metrics.jsonl:4: changed, a line of step",
+    metric: "metrics.jsonl: a line of step 10 was changed",
     parameter: "checkpoints/10: params/",
     optimizer_state: "checkpoints/10: opt_state/",
     step: "checkpoints/10: step",
     config: "config.json: config.optimizer.learning_rate is 0.005, the chain has 0.01",
+    added_checkpoint: "checkpoints/40: not in the chain",
+    other_checkpoint: "checkpoints/30: ",
+    no_checkpoints: "checkpoints/10: missing",
+    added_line: "metrics.jsonl: ",
+    unreadable_line: "metrics.jsonl: a line of step None was changed",
+    versions: 'config.json: versions.jax is "9.9.9", the chain has ',
+    earlier_config: "chain.jsonl: at step 0, config.train.seed was 7, and later 0",
+    missing_entry: "chain.jsonl: nothing about the updates 11 to 14",
     data: "data: the fingerprint of train is not that of the chain",
     tokenizer: "tokenizer/byte_bpe.json: not that of the chain",
     removed_checkpoint: "checkpoints/20: missing",
@@ -206,12 +264,43 @@ def test_a_chain_that_was_written_anew_is_found_by_recomputation(run, tmp_path):
     assert lines[0].startswith("update 17 is the first that differs")
 
 
+def test_an_evaluation_that_was_left_out_is_found_by_recomputation(run, tmp_path):
+    shutil.copytree(run, folder := tmp_path / "run")
+    path, entries = folder / "metrics.jsonl", chain.read(folder)
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(i for i, line in enumerate(lines) if "valid/loss" in line)
+    path.write_text("".join(lines[:number] + lines[number + 1 :]))
+    entries[1]["lines"] = [
+        chain.digest(line) for line in chain.lines_of(path) if line["step"] <= 10
+    ]
+    _seal(folder, entries)
+    assert not verification.inspect(folder)
+    (line,) = verification.recompute(folder, Stretch(0, 10)).differences
+    assert line == "metrics.jsonl: a line of step 10 is not what is recomputed"
+
+
+def test_the_incomplete_line_of_a_killed_run_is_no_difference(run, tmp_path):
+    shutil.copytree(run, folder := tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "tra')
+    assert not verification.inspect(folder)
+
+
+def test_a_chain_goes_on_as_long_as_its_run(run, tmp_path):
+    """Without the key, the checkpoints that it lists would be deleted."""
+    shutil.copytree(run, folder := tmp_path / "run")
+    config = spec.read(folder).config
+    changes = {"checkpoint.keep_every": None, "train.num_steps": 32}
+    with pytest.raises(UserError, match="has a chain of digests, which needs config.checkpoint"):
+        train(config, folder, overrides=changes)
+
+
 def test_an_entry_that_was_edited_is_found(run, tmp_path):
     shutil.copytree(run, folder := tmp_path / "run")
     path = folder / chain.FILE
     path.write_text(path.read_text().replace('"after": 10', '"after": 9'))
-    (line,) = verification.inspect(folder, [Stretch(0, 10)])
-    assert line.startswith("chain.jsonl:3: not the entry")
+    first, *_ = verification.inspect(folder)
+    assert first.startswith("chain.jsonl:3: not the entry")
 
 
 def test_random_stretches_lie_between_kept_checkpoints(run):
@@ -250,6 +339,8 @@ def test_a_run_without_a_chain_is_refused(run, tmp_path):
     (folder / chain.FILE).unlink()
     with pytest.raises(UserError, match="no chain.jsonl; a run writes it with"):
         verification.read(folder)
-    (folder / chain.FILE).write_text("{")
-    with pytest.raises(UserError, match="not a chain"):
-        verification.read(folder)
+    entry = json.dumps({"kind": "checkpoint", "step": 3})
+    for text in ("{", "[]", '{"kind": "x"}', entry, "3"):
+        (folder / chain.FILE).write_text(text)
+        with pytest.raises(UserError, match="jsonl:1: not an entry of a chain"):
+            verification.read(folder)

@@ -307,6 +307,10 @@ def _weighted_files(data, part) -> tuple[TextFiles, int]:
 # of which is a component of its own, so that weights apply to rows and not to bytes.
 
 
+# The name of a part of the fingerprint, which an error about another value of it quotes.
+_TURNS = "config.train.num_steps, over which config.data.mixture_order divides the texts, that"
+
+
 class Countable(abc.ABC):
     """A training text whose tokens can be counted, for the n-gram models beside a model."""
 
@@ -356,7 +360,7 @@ class MixedTexts(Countable):
             content["mixture"] = [weight for _, weight in self.mixture]
         if self._in_turn:
             # A longer run would read other rows in the updates that are already done.
-            content["length of the turns"] = self.config.train.num_steps
+            content[_TURNS] = self.config.train.num_steps
         return content
 
     @property
@@ -383,11 +387,6 @@ class MixedTexts(Countable):
 
         `component(text, name, number)` returns the rows of one text.
         """
-        if self._in_turn and not self.config.data.mixture:
-            raise UserError(
-                "config.data.mixture_order='in_turn': needs config.data.mixture, whose parts take "
-                "turns"
-            )
         texts = [text for text, _ in self.mixture]
         names = ["train"] if len(texts) == 1 else [f"train-{n}" for n in range(len(texts))]
         components = [

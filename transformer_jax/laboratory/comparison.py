@@ -473,7 +473,9 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["verdict"] == verdicts.UNDECIDED:
         more = row["more_pairs"]
         pairs = "pair" if more == 1 else "pairs"
-        facts.append(f"about {more:,} more {pairs}" if more else "far more pairs than are practical")
+        facts.append(
+            f"about {more:,} more {pairs}" if more else "far more pairs than are practical"
+        )
     if row["removed"] is not None:
         facts.append(f"pairing removed {row['removed']:.0%} of the variance")
     if row["detectable"] is not None and not row["sequential"]:

@@ -682,8 +682,8 @@ class Policy(Prompted):
         """Returns means over completions: reward, divergence, length, share with an end token.
 
         "entropy" is an estimate, the mean of -log p over the tokens that the policy sampled.
-        "mismatch" is the largest difference of a token's log-probability from that by which it was
-        drawn, before any update.
+        "mismatch" is the largest difference in the batch of a token's log-probability from that by
+        which it was drawn, before the updates of the step.
         """
         completions = Completions.of(batch)
         exists = completions.begins > 0  # false in rows that only pad an evaluation's last batch

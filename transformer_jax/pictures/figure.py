@@ -145,7 +145,8 @@ def _names_of(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str
             own[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            own |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+            names = (each for target in targets for each in ast.walk(target))
+            own |= {name.id: node for name in names if isinstance(name, ast.Name)}
     return own, imported
 
 

@@ -51,9 +51,7 @@ def say(text: str) -> None:
     global _printed
     _printed = time.monotonic()
     line = f"{_speaker}: {text}" if _speaker else text
-    if _is_notebook:
-        _cell.add(line)
-    else:
+    if not (_is_notebook and _cell.add(line)):
         # A text may contain brackets, which rich would read as markup.
         console.print(line, markup=False)
 
@@ -67,16 +65,21 @@ class _Cell:
         self._handle: Any = None
         self._lock = threading.Lock()  # `never_silent` prints from a thread
 
-    def add(self, text: str) -> None:
-        """Shows a text below the earlier ones of the same cell, of which the newest remain."""
+    def add(self, text: str) -> bool:
+        """Shows a text below the earlier ones of the same cell, of which the newest remain.
+
+        Returns whether there is a notebook: a script may import its libraries, too.
+        """
         from IPython import get_ipython
         from IPython.display import display
 
+        if (shell := get_ipython()) is None:
+            return False
         with self._lock:
             # A cell that runs again has another number, too.
-            is_new = get_ipython().execution_count != self._number
+            is_new = shell.execution_count != self._number
             if is_new:
-                self._number, self._lines = get_ipython().execution_count, []
+                self._number, self._lines = shell.execution_count, []
             self._lines += text.splitlines()
             if len(self._lines) > _CELL_LINES:
                 self._lines = ["...", *self._lines[1 - _CELL_LINES :]]
@@ -85,6 +88,7 @@ class _Cell:
                 self._handle = display(content, raw=True, display_id=True)
             else:
                 self._handle.update(content, raw=True)
+        return True
 
 
 _cell = _Cell()

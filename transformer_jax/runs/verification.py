@@ -5,6 +5,8 @@ whether the files of the run are those that the chain describes. `recompute` rep
 updates from a checkpoint, and finds the first update whose result differs.
 """
 
+import functools
+import itertools
 import json
 import pathlib
 import shutil
@@ -67,10 +69,7 @@ def read(workdir) -> list[dict[str, Any]]:
     folder = buckets.folder_of_run(workdir)
     if not spec.exists(folder):
         raise UserError(f"--workdir={workdir}: no run here (no config.json)")
-    try:
-        entries = chain.read(folder)
-    except ValueError as error:
-        raise UserError(f"{folder / _CHAIN}: not a chain ({error})") from None
+    entries = chain.read(folder)
     if not entries:
         raise UserError(
             f"{folder}: no {_CHAIN}; a run writes it with --config.checkpoint.keep_every"
@@ -78,36 +77,37 @@ def read(workdir) -> list[dict[str, Any]]:
     return entries
 
 
-def inspect(workdir, stretches: Sequence[Stretch] = (), overrides: Overrides = ()) -> list[str]:
+def inspect(workdir, overrides: Overrides = ()) -> list[str]:
     """Compares the files of a run with its chain, and returns what differs, one line each.
 
-    Compared are the links of the chain, config, tokenizer, data, the lines of metrics.jsonl,
-    whether all kept checkpoints are there, and the tensors of those at the ends of `stretches`, or
-    of all of them without any. `overrides` name files of classes, or where the data is.
+    Compared are the entries of the chain with each other, config.json, tokenizer, data, the lines
+    of metrics.jsonl, and the tensors of all checkpoints. `overrides` name files of classes, or
+    where the data is.
     """
     folder, entries = buckets.folder_of_run(workdir), read(workdir)
     files, _ = configs.split_files(dict(overrides).items())
-    found = [*_broken_links(entries)]
+    *earlier, last = [entry for entry in entries if entry["kind"] == "start"]
     record = json.loads((folder / "config.json").read_text())
-    begun = _starts(entries)[-1]
+    found = [*_broken_links(entries), *_gaps(entries)]
     found += [
-        f"config.json: config.{key} is {_shown(new)}, the chain has {_shown(old)}"
-        for key, old, new in _differing(_flat(begun["config"]), _flat(record["config"]))
+        f"config.json: {key} is {_shown(new)}, the chain has {_shown(old)}"
+        for key, old, new in _differing(_flat(last["record"]), _flat(record))
     ]
-    found += [
-        f"config.json: the fingerprint of {key} is not that of the chain"
-        for key, _, _ in _differing(begun["data"], record["fingerprint"])
-    ]
+    for start in earlier:
+        found += [
+            f"{_CHAIN}: at step {start['step']}, {key} was {_shown(old)}, and later {_shown(new)}"
+            for key, old, new in _differing(_fixed(start["record"]), _fixed(last["record"]))
+        ]
     found += [
         f"tokenizer/{name}: {'missing' if new is None else 'not that of the chain'}"
-        for name, _, new in _differing(begun["tokenizer"], chain.tokenizer(folder))
+        for name, _, new in _differing(last["tokenizer"], chain.tokenizer(folder))
     ]
     found += [
         f"data: the fingerprint of {key} is not that of the chain"
-        for key, _, _ in _differing(begun["data"], _fingerprint(folder, overrides))
+        for key, _, _ in _differing(last["record"]["fingerprint"], _fingerprint(folder, overrides))
     ]
     found += _changed_lines(folder, entries)
-    return [*found, *_changed_checkpoints(folder, entries, stretches, files)]
+    return [*found, *_changed_checkpoints(folder, entries, files)]
 
 
 def _fingerprint(folder, overrides: Overrides) -> dict[str, Any]:
@@ -126,22 +126,36 @@ def _broken_links(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         previous = entry["digest"]
 
 
-def _starts(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [entry for entry in entries if entry["kind"] == "start"]
+def _gaps(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the updates between two entries that no entry has."""
+    for before, entry in itertools.pairwise(entries):
+        begin = entry["after"] if entry["kind"] == "checkpoint" else entry["step"]
+        if begin != before["step"]:
+            yield f"{_CHAIN}: nothing about the updates {before['step'] + 1} to {begin}"
+        if len(entry.get("updates", ())) != entry["step"] - begin:
+            yield f"{_CHAIN}: not all updates up to {entry['step']}"
 
 
 def _saved(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [entry for entry in entries if entry["kind"] == "checkpoint"]
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {"config.train.batch": 8, ...} of a record, as config.json has it."""
     flat = {}
-    for section, values in config.items():
-        if isinstance(values, dict):
-            flat |= {f"{section}.{key}": value for key, value in values.items()}
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{key}.{name}": each for name, each in _flat(value).items()}
         else:
-            flat[section] = values
+            flat[key] = value
     return flat
+
+
+def _fixed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what may not change when a run resumes: most keys of its config, and the data."""
+    may_change = tuple(f"config.{key}" for key in configs.MAY_CHANGE)
+    flat = _flat({key: record.get(key) for key in ("config", "fingerprint", "files")})
+    return {key: value for key, value in flat.items() if not key.startswith(may_change)}
 
 
 def _differing(old: Mapping, new: Mapping) -> list[tuple[str, Any, Any]]:
@@ -157,32 +171,29 @@ def _shown(value) -> str:
 
 def _changed_lines(folder, entries) -> list[str]:
     lines = chain.lines_of(folder / "metrics.jsonl")
-    recorded = [each for entry in _saved(entries) for each in entry["lines"]]
+    recorded = [each for entry in entries for each in entry.get("lines", ())]
     found = []
-    for number, each in enumerate(recorded):
-        if number >= len(lines):
-            return [*found, f"metrics.jsonl:{number + 1}: missing"]
-        if chain.digest(lines[number]) != each:
-            step = lines[number].get("step")
-            found.append(f"metrics.jsonl:{number + 1}: changed, a line of step {step}")
+    for line, each in zip(lines, recorded):
+        if chain.digest(line) != each:
+            found.append(f"metrics.jsonl: a line of step {line.get('step')} was changed")
+    if len(lines) != len(recorded):
+        found.append(f"metrics.jsonl: {len(lines)} lines, the chain has {len(recorded)}")
     return found
 
 
-def kept(entries: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the steps of the checkpoints that a run has kept for good."""
-    config = _starts(entries)[-1]["config"]
-    every = configs.interval(config["checkpoint"]["keep_every"], config["train"]["num_steps"])
-    return [entry["step"] for entry in _saved(entries) if entry["step"] % every == 0]
-
-
-def _changed_checkpoints(folder, entries, stretches: Sequence[Stretch], files) -> list[str]:
-    there = {path.name for path in (folder / "checkpoints").iterdir()}
-    steps = kept(entries)
-    found = [f"checkpoints/{step}: missing" for step in steps if str(step) not in there]
-    wanted = {step for stretch in stretches for step in stretch} or {*steps}
-    for entry in _saved(entries):
-        if entry["step"] in wanted and str(entry["step"]) in there:
-            found += _changed_tensors(folder, entry, files)
+def _changed_checkpoints(folder, entries, files) -> list[str]:
+    saved = {entry["step"]: entry for entry in _saved(entries)}
+    below = folder / "checkpoints"
+    names = [path.name for path in below.iterdir()] if below.is_dir() else []
+    there = {int(name) for name in names if name.isdecimal()}
+    # Other checkpoints than the kept ones, except for the newest and the best, have been deleted.
+    missing = {*chain.kept(entries), max(saved, default=0)} - there - {0}
+    found = [f"checkpoints/{step}: missing" for step in sorted(missing)]
+    for step in sorted(there):
+        if step in saved:
+            found += _changed_tensors(folder, saved[step], files)
+        else:
+            found.append(f"checkpoints/{step}: not in the chain")
     return found
 
 
@@ -219,7 +230,7 @@ def stretches(
 
     Raises UserError for updates that the chain does not have.
     """
-    steps, last = kept(entries), _saved(entries)[-1]["step"] if _saved(entries) else 0
+    steps, last = chain.kept(entries), _saved(entries)[-1]["step"] if _saved(entries) else 0
     begins = [0, *steps] if entries[0]["step"] == 0 else steps
     if start is not None or end is not None:
         if start is None or start not in begins:
@@ -253,40 +264,47 @@ def recompute(
     folder, entries = buckets.folder_of_run(workdir), read(workdir)
     if isinstance(folder, buckets.Path):
         raise UserError(f"--workdir={folder}: to recompute updates, copy the run to a disk")
-    begun = [each for each in _starts(entries) if each["step"] <= stretch.start][-1]
+    starts = _covering(entries, stretch)
     files, _ = configs.split_files(dict(overrides).items())
     with tempfile.TemporaryDirectory() as name, speaking("recomputing"):
         again = pathlib.Path(name) / "run"
         # The text is tokenized again, because the cache may hold other rows than the text.
         changes = {"data.cache": f"{name}/cache", **dict(overrides)}
         changes |= {"track": "", "checkpoint.minutes": 0.0}
-        _prepare(folder, again, begun, stretch.start)
+        _prepare(folder, again, starts[0], stretch.start)
         config = spec.resolve(spec.read(again, files).config, again, changes).config
-        because = _because(folder, [*_covering(entries, begun, stretch)], config)
+        because = _because(folder, starts, config)
         end = min(stretch.end, stretch.start + _FEW) if because else stretch.end
-
-        def stop(running: trainer.Trainer) -> None:
-            if running.step >= end:
-                running.end(f"update {end:,} is the last one to be verified")
-
-        train(spec.read(again, files).config, again, overrides=changes, hooks=[(1, stop)])
-        repeated = chain.read(again)
-        differences = list(
-            _other_updates(
-                entries, repeated, range(stretch.start + 1, end + 1), tolerance if because else 0.0
+        # A process that has gone on with another config, such as a longer run, does so here, too.
+        for start, following in itertools.zip_longest(starts, starts[1:]):
+            until = min(following["step"], end) if following else end
+            (again / "config.json").write_text(json.dumps(start["record"]))
+            train(
+                spec.read(again, files).config,
+                again,
+                overrides=changes,
+                hooks=[(1, functools.partial(_stop, until=until))],
             )
-        )
+            if until == end:
+                break
+        repeated = chain.read(again)
+        updates = range(stretch.start + 1, end + 1)
+        differences = [*_other_updates(entries, repeated, updates, tolerance if because else 0.0)]
         if not because:
             differences += _other_lines(folder, again, stretch)
             differences += _other_states(entries, repeated)
     return Recomputed(stretch, differences, end - stretch.start, not because, because)
 
 
+def _stop(running: trainer.Trainer, until: int) -> None:
+    if running.step >= until:
+        running.end(f"update {until:,} is the last one to be verified", summary=False)
+
+
 def _prepare(folder: pathlib.Path, again: pathlib.Path, begun: Mapping, start: int) -> None:
-    """Copies what a run needs to resume from a step to another folder."""
+    """Copies to another folder what a run needs to resume from a step there."""
     again.mkdir()
-    record = json.loads((folder / "config.json").read_text()) | {"config": begun["config"]}
-    (again / "config.json").write_text(json.dumps(record))
+    (again / "config.json").write_text(json.dumps(begun["record"]))
     for name in ("tokenizer", "frozen"):
         if (folder / name).is_dir():
             shutil.copytree(folder / name, again / name)
@@ -298,10 +316,11 @@ def _prepare(folder: pathlib.Path, again: pathlib.Path, begun: Mapping, start: i
     (again / "metrics.jsonl").write_text("".join(before))
 
 
-def _covering(entries: Sequence[Mapping], begun: Mapping, stretch: Stretch) -> Iterator[Mapping]:
-    """Yields the starts of the processes that have done the updates of a stretch."""
-    yield begun
-    yield from (each for each in _starts(entries) if stretch.start < each["step"] < stretch.end)
+def _covering(entries: Sequence[Mapping], stretch: Stretch) -> list[Mapping]:
+    """Returns the starts of the processes that have done the updates of a stretch."""
+    starts = [entry for entry in entries if entry["kind"] == "start"]
+    before = [each for each in starts if each["step"] <= stretch.start]
+    return [before[-1], *(each for each in starts if stretch.start < each["step"] < stretch.end)]
 
 
 def _because(folder, begun: Sequence[Mapping], config) -> str:
@@ -330,6 +349,9 @@ def _other_updates(recorded, repeated, updates: range, tolerance: float) -> Iter
     """Yields the first update that differs. With a tolerance, its mean loss decides."""
     recorded, repeated = _updates(recorded), _updates(repeated)
     for update in updates:
+        if update not in recorded:
+            yield f"update {update}: not in the chain"
+            return
         if update not in repeated:
             yield f"update {update}: not reached by the recomputation"
             return
@@ -340,7 +362,7 @@ def _other_updates(recorded, repeated, updates: range, tolerance: float) -> Iter
         if tolerance and None not in values:
             if abs(values[0] - values[1]) <= tolerance * abs(values[0]):
                 continue
-        elif old[0] == new[0]:
+        elif old == new:
             continue
         yield (
             f"update {update} is the first that differs: since the last progress line, the mean "
@@ -350,17 +372,16 @@ def _other_updates(recorded, repeated, updates: range, tolerance: float) -> Iter
 
 
 def _other_lines(folder, again, stretch: Stretch) -> Iterator[str]:
-    """Yields the lines of metrics.jsonl of a stretch that differ."""
+    """Yields the first line of metrics.jsonl in a stretch that differs."""
 
     def within(path) -> list[dict]:
         lines = chain.lines_of(path / "metrics.jsonl")
-        return [line for line in lines if stretch.start < line["step"] <= stretch.end]
+        return [line for line in lines if stretch.start < line.get("step", -1) <= stretch.end]
 
-    old, new = within(folder), within(again)
-    # The recomputation ends with an evaluation or a progress line only where the run had one.
-    for line in old:
-        if line not in new:
-            yield f"metrics.jsonl: the line of step {line['step']} is not recomputed"
+    for old, new in itertools.zip_longest(within(folder), within(again)):
+        if old != new:
+            step = (old or new)["step"]
+            yield f"metrics.jsonl: a line of step {step} is not what is recomputed"
             return
 
 

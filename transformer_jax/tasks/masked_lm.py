@@ -70,6 +70,18 @@ class MaskedLM(MaskedTextTask):
                 "config.task.next_sentence=0; set it to next_sentence, or next_sentence above 0"
             )
         self.texts.check(self.model)
+        self._check_selected()
+
+    def _check_selected(self) -> None:
+        """Raises UserError if the rows have no room for a share that the config has raised."""
+        for phase in self.phases if self.selected > MaskedRows.selected else ():
+            _, length, most = phase
+            if most < round(self.selected * length):
+                raise UserError(
+                    f"config.task.selected={self.selected}: of {length} tokens, these are "
+                    f"{round(self.selected * length)}, and config.task.phases allows {most} in "
+                    f"{phase}; raise its last number"
+                )
 
     @property
     def texts(self) -> MaskedRows:

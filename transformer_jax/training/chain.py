@@ -1,10 +1,11 @@
 """The chain of a run: digests of all that it has done, each of which depends on those before it.
 
-With `config.checkpoint.keep_every`, a run writes chain.jsonl. It has an entry for each start of a
-process, with the config, the package, the data and the machine, and one for each checkpoint, with
-the tensors of the state, the metrics of every update since the entry before, and the lines of
-metrics.jsonl. The digest of an entry covers the digest of its predecessor, so that the last one,
-the head, stands for the whole history. `runs/verification.py` recomputes parts of it.
+With `config.checkpoint.keep_every`, a run writes chain.jsonl. It has an entry for its start, and
+for each later start of a process with another config, package or machine: "start", with the
+content of config.json. It has one for each checkpoint, with the tensors of the state, the metrics
+of every update since the entry before, and the lines of metrics.jsonl; and one for an evaluation
+that was made up for later. The digest of an entry covers the digest of its predecessor, so that the
+last one, the head, stands for the whole history. `runs/verification.py` recomputes parts of it.
 """
 
 import concurrent.futures
@@ -22,12 +23,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import transformer_jax
+from transformer_jax.config import RunError, UserError
 from transformer_jax.storage import buckets
 from transformer_jax.storage.buckets import write_whole
 
 FILE = "chain.jsonl"
 # What metrics.jsonl has of the speed, which differs each time, and of the caller's own hooks.
 _VOLATILE = ("seconds/", "hook/", "train/tokens_per_second", "train/mfu")
+# Settings of JAX that decide how a program is rounded.
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_disable_most_optimizations",
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+)
 
 
 def digest(content: Any) -> str:
@@ -43,10 +52,36 @@ def sealed(entry: Mapping[str, Any], previous: str) -> dict[str, Any]:
     return {**entry, "digest": digest(entry)}
 
 
+_KEYS = {
+    "start": {"step", "package", "machine", "record", "tokenizer", "digest"},
+    "checkpoint": {"step", "after", "kept", "updates", "lines", "state", "digest"},
+    "evaluation": {"step", "lines", "digest"},
+}
+
+
 def read(workdir: pathlib.Path | buckets.Path) -> list[dict[str, Any]]:
-    """Returns the entries of a run's chain, empty if it has none. Raises ValueError for no JSON."""
+    """Returns the entries of a run's chain, empty if it has none.
+
+    Raises UserError for a line that is no entry.
+    """
     path = workdir / FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    entries = []
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        kind = entry.get("kind") if isinstance(entry, dict) else None
+        is_entry = kind in _KEYS and _KEYS[kind] <= entry.keys()
+        if not is_entry or (number == 1 and kind != "start"):
+            raise UserError(f"{path}:{number}: not an entry of a chain")
+        entries.append(entry)
+    return entries
+
+
+def kept(entries: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Returns the steps of the checkpoints that a run keeps for good."""
+    return [entry["step"] for entry in entries if entry.get("kept")]
 
 
 def package() -> str:
@@ -65,14 +100,22 @@ def machine(mesh: jax.sharding.Mesh, together: bool = False) -> dict[str, Any]:
     return {
         "jax": jax.__version__,
         "jaxlib": jax.lib.__version__,
+        "numpy": np.__version__,
+        "platform": device.client.platform_version,
+        "settings": {name: str(jax.config.values.get(name)) for name in _SETTINGS},
         "device": device.device_kind,
         # XLA divides a sum among the threads, one per core, and so decides its rounding.
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if device.platform == "cpu" else None,
+        "cores": _cores() if device.platform == "cpu" else None,
         "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
         "flags": os.environ.get("XLA_FLAGS", ""),
         "together": together,
     }
+
+
+def _cores() -> int | None:
+    # Not on all systems.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:
@@ -91,7 +134,7 @@ def tensors(state) -> dict[str, str]:
     tree = {"params": state.params, **state.rest()}
     leaves = jax.tree_util.tree_leaves_with_path(tree)
 
-    def of_leaf(item) -> tuple[str, str]:
+    def leaf_digest(item) -> tuple[str, str]:
         path, leaf = item
         array = np.asarray(leaf)
         content = json.dumps([str(array.dtype), array.shape]).encode() + array.tobytes()
@@ -99,18 +142,28 @@ def tensors(state) -> dict[str, str]:
 
     # Threads, because hashlib releases Python's lock while it hashes.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        return dict(pool.map(of_leaf, leaves))
+        return dict(pool.map(leaf_digest, leaves))
 
 
 def lines_of(path: pathlib.Path | buckets.Path) -> list[dict[str, float]]:
-    """Returns the lines of metrics.jsonl without the values that differ each time."""
-    if not path.exists():
-        return []
-    lines = (json.loads(line) for line in path.read_text().splitlines())
-    return [
-        {name: value for name, value in line.items() if not name.startswith(_VOLATILE)}
-        for line in lines
-    ]
+    """Returns the lines of metrics.jsonl without the values that differ each time.
+
+    A line that can't be read is {"unreadable": its text}, unless it is the last one, which a run
+    that was killed may have left incomplete.
+    """
+    texts = path.read_text().splitlines() if path.exists() else []
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            values = dict(json.loads(text))
+        except (ValueError, TypeError):
+            if number < len(texts):
+                lines.append({"unreadable": text})
+            continue
+        line = {name: value for name, value in values.items() if not name.startswith(_VOLATILE)}
+        if line.keys() != {"step"}:  # else it had nothing but such values
+            lines.append(line)
+    return lines
 
 
 def tokenizer(workdir: pathlib.Path | buckets.Path) -> dict[str, str]:
@@ -131,19 +184,18 @@ class Chain:
         self._entries = [entry for entry in read(workdir) if entry["step"] <= start]
         self._updates: list[Any] = []  # metrics on the devices, of the updates since the last entry
         self._step = start
-        record = json.loads((workdir / "config.json").read_text())
-        self._add(
-            {
-                "kind": "start",
-                "step": start,
-                "version": transformer_jax.__version__,
-                "package": package(),
-                "machine": machine(mesh, (workdir / "together.json").exists()),
-                "config": record["config"],
-                "data": record["fingerprint"],
-                "tokenizer": tokenizer(workdir),
-            }
-        )
+        content = {
+            "kind": "start",
+            "version": transformer_jax.__version__,
+            "package": package(),
+            "machine": machine(mesh, (workdir / "together.json").exists()),
+            "record": json.loads((workdir / "config.json").read_text()),
+            "tokenizer": tokenizer(workdir),
+        }
+        starts = [entry for entry in self._entries if entry["kind"] == "start"]
+        follows = bool(self._entries) and self._entries[-1]["step"] == start
+        if not (follows and content.items() <= starts[-1].items()):
+            self._add(content | {"step": start})
 
     def update(self, metrics) -> None:
         """Records the metrics of an update, which are sums since the last progress line.
@@ -153,30 +205,34 @@ class Chain:
         """
         self._updates.append(_copied(metrics))
 
-    def checkpoint(self, state) -> None:
-        """Writes the entry of the checkpoint of a state."""
-        updates = [_of_update(sums) for sums in jax.device_get(self._updates)]
+    def checkpoint(self, state, *, kept: bool) -> None:
+        """Writes the entry of the checkpoint of a state, and whether it is kept for good."""
+        updates = [_update_values(sums) for sums in jax.device_get(self._updates)]
         self._updates = []
-        lines = lines_of(self._metrics)[self._num_lines :]
-        entry = {"kind": "checkpoint", "step": int(state.step), "after": self._step}
-        entry |= {"updates": updates, "lines": [digest(line) for line in lines]}
+        entry = {"kind": "checkpoint", "step": int(state.step), "after": self._step, "kept": kept}
+        entry |= {"updates": updates, "lines": self._new_lines()}
         self._step = int(state.step)
         self._add(entry | {"state": tensors(state)})
+
+    def evaluation(self) -> None:
+        """Writes an entry with the lines of an evaluation of the step that the run resumes from."""
+        self._add({"kind": "evaluation", "step": self._step, "lines": self._new_lines()})
 
     @property
     def head(self) -> str:
         """The digest of the last entry."""
         return self._entries[-1]["digest"]
 
-    @property
-    def _num_lines(self) -> int:
-        return sum(len(entry.get("lines", ())) for entry in self._entries)
+    def _new_lines(self) -> list[str]:
+        """Returns the digests of the lines of metrics.jsonl that no entry has yet."""
+        count = sum(len(entry.get("lines", ())) for entry in self._entries)
+        return [digest(line) for line in lines_of(self._metrics)[count:]]
 
     def _add(self, entry: dict[str, Any]) -> None:
         previous = self._entries[-1]["digest"] if self._entries else ""
         self._entries.append(sealed(entry, previous))
         text = "".join(f"{json.dumps(each)}\n" for each in self._entries)
-        with buckets.writing(str(self._path)):
+        with buckets.writing(self._path, RunError):
             write_whole(self._path, text)
 
 
@@ -185,7 +241,7 @@ def _copied(metrics):
     return jax.tree.map(jnp.copy, metrics)
 
 
-def _of_update(sums: Mapping[str, Iterable]) -> list:
+def _update_values(sums: Mapping[str, Iterable]) -> list:
     """Returns [the digest of the metrics of an update, the sum and the count of its first one]."""
     bits = {
         name: [np.asarray(value).tobytes().hex() for value in pair] for name, pair in sums.items()

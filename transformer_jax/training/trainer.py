@@ -179,6 +179,7 @@ class Trainer:
         every = config.checkpoint.keep_every
         self._keep_every = configs.interval(every, self._num_steps) if every else None
         self._chain = None
+        self._sums_up = True
         # The order matters. The evaluation comes before the caller's hooks, which may read its
         # scores, and the checkpoint comes last, because it contains the scores and any change that
         # a hook has made to the state.
@@ -292,13 +293,14 @@ class Trainer:
             Trace(self._reporter.folder, profile) as self._trace,
         ):
             yield from self._batches_of_updates()
-        if self._speaks and self.step > self.start:
+        if self._speaks and self._sums_up and self.step > self.start:
             for line in closing(self, self._reporter):
                 say(line)
-            if self._chain:
-                say(f"chain      {self._chain.head}, to be published with the model")
+        if self._chain and self._sums_up and self.step > self.start:
+            say(f"chain      {self._chain.head}, to be published with the model")
 
     def _batches_of_updates(self) -> Iterator[dict[str, jax.Array]]:
+        self._open_chain()
         # Only process 0 has read metrics.jsonl.
         self.scores = hosts.share(self._reporter.evaluated)
         self._patience = Patience(self.config, self._reporter.evaluations)
@@ -344,12 +346,14 @@ class Trainer:
                     hook.function(self)
             self._end_if_stopped()
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, summary: bool = True) -> None:
         """Ends the run after this update and saves a checkpoint. All processes must call it.
 
-        The reason is not recorded, so that the same command continues with the next update.
+        The reason is not recorded, so that the same command continues with the next update. Without
+        `summary`, the run prints nothing at its end.
         """
         self.ended = reason
+        self._sums_up = summary
 
     def record(self, values: dict[str, float]) -> None:
         """Writes values for this step to metrics.jsonl and the trackers, as "hook/<name>"."""
@@ -403,7 +407,15 @@ class Trainer:
         folder = self.workdir / "checkpoints"
         kept = [*self._steps_at_words]
         if every := self._keep_every:
+            from transformer_jax.training import chain  # which few runs write
+
             kept += range(every, self._num_steps + 1, every)
+            kept += chain.kept(chain.read(self.workdir))  # by an earlier interval, too
+        elif (self.workdir / "chain.jsonl").exists():
+            raise UserError(
+                f"{self.workdir}: has a chain of digests, which needs config.checkpoint.keep_every "
+                "to go on; set it, or delete chain.jsonl"
+            )
         return Checkpoints(folder, self.config.checkpoint, is_frozen=is_frozen, kept=kept)
 
     def _restored(self):
@@ -463,6 +475,8 @@ class Trainer:
 
     def _evaluate_late(self) -> None:
         self.scores = self._evaluated()
+        if self._chain:
+            self._chain.evaluation()
         with hosts.first(), self.clock("checkpoint"):
             self._checkpoints.score(self.start, self.scores)
         self._patience.add(self.scores)
@@ -588,16 +602,21 @@ class Trainer:
         ):
             self._save()
 
+    def _open_chain(self) -> None:
+        """Opens the chain of digests, if the config asks for one."""
+        # A digest of tensors needs a process that holds all of them.
+        if not self._keep_every or jax.process_count() > 1:
+            return
+        from transformer_jax.training import chain  # which few runs write
+
+        if self.start < self._num_steps or chain.read(self.workdir):
+            metrics = self._reporter.folder / "metrics.jsonl"
+            self._chain = chain.Chain(self.workdir, self.start, self.program.mesh, metrics)
+
     def _record_update(self) -> None:
         """Records the metrics of the update in the chain of digests."""
-        if jax.process_count() > 1:
-            return  # a digest of tensors needs a process that holds all of them
-        if not self._chain:
-            from transformer_jax.training.chain import Chain  # which few runs write
-
-            metrics = self._reporter.folder / "metrics.jsonl"
-            self._chain = Chain(self.workdir, self.start, self.program.mesh, metrics)
-        self._chain.update(self.state.metrics)
+        if self._chain:
+            self._chain.update(self.state.metrics)
 
     # ---------------------------------------------------------------------------- the evaluations
 
@@ -690,11 +709,12 @@ class Trainer:
         # A run that stops for a loss that is not finite must leave no checkpoint after that step.
         self._check_finite()
         with self.clock("checkpoint"), self._watchdog.paused():
-            # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl.
+            # Metrics are written first, so that no checkpoint is ahead of metrics.jsonl, and then
+            # the chain, whose entries beyond the newest checkpoint a resumed run drops.
             self._reporter.send()
-            self._checkpoints.save(self.state, self.totals, self.scores)
             if self._chain:
-                self._chain.checkpoint(self.state)
+                self._chain.checkpoint(self.state, kept=self.step % self._keep_every == 0)
+            self._checkpoints.save(self.state, self.totals, self.scores)
         if self._callbacks.on_checkpoint:
             self._callbacks.on_checkpoint(self.step, self._checkpoints.folder / str(self.step))
         self._timer.saved()
