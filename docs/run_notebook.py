@@ -6,6 +6,8 @@ on the cores that this process may use; nothing else should run beside it.
 """
 
 import argparse
+import base64
+import io
 import os
 import pathlib
 import re
@@ -15,6 +17,7 @@ import time
 
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 ROOT = pathlib.Path(__file__).parent.parent
 MINUTES = re.compile(r"^Minutes.*?\.(?= |$)", re.MULTILINE)
@@ -50,12 +53,23 @@ def execute(notebook: nbformat.NotebookNode, folder: str) -> None:
         for output in cell.get("outputs", []):
             if "text/plain" in output.get("data", {}):
                 output.data["text/plain"] = without_folder(output.data["text/plain"], folder)
+                if "image/png" in output.data:
+                    output.data["image/png"] = smaller(output.data["image/png"])
             elif "text" in output:
                 output.text = without_folder(output.text, folder)
 
 
 def without_folder(text: str, folder: str) -> str:
     return text.replace(f"{folder}/.cache", "~/.cache").replace(f"{folder}/", "")
+
+
+def smaller(picture: str) -> str:
+    """Returns a picture (PNG in base64) with a palette of 256 colors, a third of its size."""
+    content = io.BytesIO()
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+        colors = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        colors.save(content, "PNG", optimize=True)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 if __name__ == "__main__":

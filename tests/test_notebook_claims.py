@@ -20,10 +20,18 @@ def cells(notebook: str) -> dict[str, dict]:
     return {cell["id"]: cell for cell in content["cells"]}
 
 
-def committed(notebook: str, cell: str, stream: str = "stdout") -> str:
+def committed(notebook: str, cell: str) -> str:
     """Returns the text that a cell has printed, as it is committed."""
     outputs = cells(notebook)[cell]["outputs"]
-    return "".join("".join(each["text"]) for each in outputs if each.get("name") == stream)
+    return "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
+
+
+def progress(notebook: str, cell: str) -> str:
+    """Returns the progress of a cell, which is a single output that is shown again and again."""
+    outputs = cells(notebook)[cell]["outputs"]
+    shown = [each for each in outputs if each["output_type"] == "display_data"]
+    (text,) = [each["data"]["text/plain"] for each in shown if "image/png" not in each["data"]]
+    return "".join(text)
 
 
 def executed(notebook: str, *ids: str) -> str:
@@ -223,7 +231,7 @@ def test_its_cell_shows_it(printed, claim):
 def test_rewards_and_divergences_are_shown_as_they_grow():
     """PPO and GRPO: the reward rises, and the policy names more people than the SFT model does."""
     for cell in ("ppo", "grpo"):
-        log = committed("9_preferences", cell, "stderr")
+        log = progress("9_preferences", cell)
         rewards, divergences = (
             numbers(log, rf"step [\d,]+/[\d,]+ .*?\b{name}") for name in ("reward", "kl")
         )

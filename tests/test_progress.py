@@ -167,7 +167,7 @@ def test_the_lines_of_a_cell_of_a_notebook_are_one_output(monkeypatch):
         first = outputs("for number in range(40): progress.say(f'[red] {number}\\nb')")
         assert first[0] == ("[red] 0\nb", False) and all(update for _, update in first[1:])
         lines = first[-1][0].splitlines()
-        assert len(lines) == 15 and lines[0] == "..." and lines[-2:] == ["[red] 39", "b"]
+        assert len(lines) == 24 and lines[0] == "..." and lines[-2:] == ["[red] 39", "b"]
         assert outputs("progress.say('x')") == [("x", False)]
     finally:
         InteractiveShell.clear_instance()

@@ -23,7 +23,7 @@ from rich.table import Column
 from rich.text import Text
 
 _is_notebook = "ipykernel" in sys.modules
-_CELL_LINES = 15  # of a cell's output, because a notebook file stores it
+_CELL_LINES = 24  # of a cell's output, because a notebook file stores it
 # A bar would be stored with all its states.
 _plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else {}
 # On stderr, because stdout has results, which may be piped. Long lines are not broken, so that they
