@@ -94,3 +94,18 @@ def test_words_are_translated_by_what_stands_beside_them(benchmark):
     dictionary = module.likeliest(module.learned(pairs, iterations=20))
     assert module.translated("The book is a house.", dictionary) == "Das Buch ist ein Haus."
     assert module.NULL not in dictionary
+
+
+def test_the_ledger_is_what_its_script_writes(benchmark):
+    """Every prediction is there, and every error is that of its row."""
+    module = benchmark("ledger")
+    rows = json.loads(module.FILE.read_text())
+    page = (ROOT / "docs" / "ledger.md").read_text("utf-8")
+    assert page == module.page(rows)
+    assert {*module.PLANNED, *module.ON_CPU} == {*rows}
+    for name, row in rows.items():
+        line = next(each for each in page.splitlines() if each.startswith(f"| {name} |"))
+        found = row | module._measured(name)
+        if "measured_seconds" in found:
+            error = found["predicted_seconds"] / found["measured_seconds"] - 1
+            assert f"{error:+.0%}" in line
