@@ -8,9 +8,10 @@ Rows are kept in results/ledger.json, each with its date and revision, and one t
 replaced if it is named. `predict` needs the compilers of the extras `tpu` and `gpu`, and takes
 about a minute a row. What was measured on GPUs is read from results/accelerator.
 
-On a CPU, no table knows the rates. They are measured with the model cut to one layer and to two:
-the difference is the time of a layer, and the rest is that of everything else. The prediction for
-all layers is thus made before the whole model is run. Nothing else may run meanwhile.
+On a CPU, no table knows the rates. They are measured with the model cut to one layer and to two, or
+to two and four if it has more than four: the difference is the time of a layer, and the rest is
+that of everything else. The prediction for all layers is thus made before the whole model is run.
+Nothing else may run meanwhile.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from typing import NamedTuple
 
 import comparison
 from harness import machine
+
+from transformer_jax.cli import use_huge_pages
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -107,6 +110,7 @@ ON_CPU = {
             "train.batch": 8,
             "train.accumulation": 1,
             "data.corpus": "grammar",
+            "data.tfds_name": "none",
             "task.source_length": 64,
             "task.target_length": 64,
             "model.vocab_size": 2048,
@@ -115,7 +119,12 @@ ON_CPU = {
     ),
     "T5 small, 8 rows": OnCPU(
         "t5/t5:small",
-        {"train.batch": 8, "data.corpus": "pydoc", "model.vocab_size": 8192},
+        {
+            "train.batch": 8,
+            "data.corpus": "pydoc",
+            "data.tfds_name": "none",
+            "model.vocab_size": 8192,
+        },
         ("model.num_encoder_layers", "model.num_decoder_layers"),
     ),
 }
@@ -132,6 +141,7 @@ def main() -> None:
     if arguments.what == "page":
         PAGE.write_text(page(json.loads(FILE.read_text())))
         return
+    use_huge_pages()  # as the programs do
     if arguments.what == "update":  # in a process of its own, so that its memory is its own
         print(json.dumps(seconds_of_update(arguments.names[0], json.loads(arguments.keys))))
         return
@@ -190,9 +200,11 @@ def on_cpu(case: OnCPU) -> dict:
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env=env)
             return json.loads(done.stdout.strip().splitlines()[-1])
 
-        one, two = run(1), run(2)
-        layer = {key: two[key] - one[key] for key in one}
-        guess = {key: one[key] + (whole - 1) * layer[key] for key in one}
+        # Deep models are cut less: layers that share the caches with few others are faster.
+        few = 1 if whole <= 4 else 2
+        small, double = run(few), run(2 * few)
+        layer = {key: (double[key] - small[key]) / few for key in small}
+        guess = {key: small[key] + (whole - few) * layer[key] for key in small}
         measured = run(whole)
     return {
         "config": case.config,
