@@ -82,12 +82,6 @@ PLANNED = {
     "BERT large, h100": Planned("bert/large", "h100:1", BF16 | {"train.batch": 32}),
     "Transformer big, h100": Planned("wmt/big:en-de", "h100:1", BF16),
     "Transformer big, 8 h100": Planned("wmt/big:en-de", "h100:8", BF16),
-    "T5 base, h100": Planned("t5/t5:base", "h100:1", BF16 | {"train.batch": 32}),
-    "Llama 2 7B, 8 h100": Planned(
-        "decoder/llama2:7b",
-        "h100:8",
-        BF16 | {"mesh.fsdp": 8, "mesh.data": 1, "train.batch": 8, "train.accumulation": 1},
-    ),
 }
 SHORT = {"train.batch": 4, "task.length": 256, **NO_DROPOUT}
 ON_CPU = {
