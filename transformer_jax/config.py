@@ -1089,8 +1089,8 @@ class Data:
     # instead of train_files: ((files, weight), ...), with whole weights; rows are drawn from each
     # in proportion to its weight
     mixture: tuple = ()
-    # rows of the whole mixture in every update, or one part of it after the other, each for its
-    # share of the updates
+    # mixed: the rows of an update are drawn from all parts of the mixture; in_turn: the run reads
+    # one part after the other, each for its share of all rows
     mixture_order: Literal["mixed", "in_turn"] = "mixed"
     # what ends a document in a text file
     split_on: Literal["blank_line", "line", "file"] = "blank_line"

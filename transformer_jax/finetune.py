@@ -124,9 +124,9 @@ def _check_measured(config, path: str) -> None:
     """Raises UserError if the score of the table can't be measured."""
     data = config.data
     if not config.checkpoint.best_metric:
-        raise UserError(f"{path}: config.checkpoint.best_metric is missing: the score of the table")
+        raise UserError(f"{path}: config.checkpoint.best_metric is missing: the score to be shown")
     if not (data.valid_files or (data.tfds_name and data.valid_split)):
-        raise UserError(f"{path}: config.data.valid_files is missing: the table has its score")
+        raise UserError(f"{path}: config.data.valid_files is missing: the table shows its scores")
 
 
 def _check_files(config) -> None:

@@ -300,7 +300,7 @@ def test_an_entry_that_was_edited_is_found(run, tmp_path):
     path = folder / chain.FILE
     path.write_text(path.read_text().replace('"after": 10', '"after": 9'))
     first, *_ = verification.inspect(folder)
-    assert first.startswith("chain.jsonl:3: not the entry")
+    assert first.startswith("chain.jsonl:3: does not match its digest")
 
 
 def test_random_stretches_lie_between_kept_checkpoints(run):

@@ -307,10 +307,6 @@ def _weighted_files(data, part) -> tuple[TextFiles, int]:
 # of which is a component of its own, so that weights apply to rows and not to bytes.
 
 
-# The name of a part of the fingerprint, which an error about another value of it quotes.
-_TURNS = "config.train.num_steps, over which config.data.mixture_order divides the texts, that"
-
-
 class Countable(abc.ABC):
     """A training text whose tokens can be counted, for the n-gram models beside a model."""
 
@@ -328,6 +324,11 @@ class Countable(abc.ABC):
         if not sample.is_whole:
             say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
         return np.concatenate(encodings)
+
+
+# A key of the fingerprint. If it has another value in a resumed run, the error says "not the ...
+# this run was trained with".
+_TURNS = "config.train.num_steps, over which config.data.mixture_order divides the texts, that"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,22 +482,32 @@ _TOGETHER = 2**24  # tokens in one read, so that a part of any size takes little
 
 def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.ndarray:
     """Returns the count of each token (V,). The store is counted once; the counts are cached."""
-    # Counting is written as the construction of a store, so that its parts are counted by the same
-    # workers, in parallel, and an interrupted count continues.
+    key = {"vocab_size": vocab_size}
+    title = f"counting the tokens of {name}"
+    counted = _derived(stored, data, f"counts-{name}", key, fill=_fill_counts, title=title)
+    # `array` joins the counts of all parts end to end.
+    return counted.array("counts").reshape(-1, vocab_size).sum(axis=0)
+
+
+def _derived(
+    stored: store.Store, data, name: str, key: dict[str, int], *, fill: Callable, title: str
+) -> store.Store:
+    """Returns a store of index arrays about the parts of another store, which is built once.
+
+    `fill(writer, part, stored=stored, **key)` writes those of a part. As the construction of a
+    store, this is done by the same workers, in parallel, and goes on where it was interrupted.
+    """
     content = store.Content(
         parts=lambda: range(len(stored.parts)),
-        fill=functools.partial(_fill_counts, stored=stored, vocab_size=vocab_size),
+        fill=functools.partial(fill, stored=stored, **key),
         whole=lambda parts: {"parts": len(parts)},
-        title=f"counting the tokens of {name}",
+        title=title,
     )
     # The name of the folder ends with a digest of all that its content depends on. The folders
     # above it don't count, so that a cache may be moved.
-    key = {"store": str(stored.path).rpartition("/")[2], "vocab_size": vocab_size}
-    counted = store.build(
-        data.cache, f"counts-{name}", key, vocab_size, content, rebuild=data.rebuild
-    )
-    # `array` joins the counts of all parts end to end.
-    return counted.array("counts").reshape(-1, vocab_size).sum(axis=0)
+    key = {"store": str(stored.path).rpartition("/")[2], **key}
+    # No part has tokens, so that any number of them would do.
+    return store.build(data.cache, name, key, 2, content, rebuild=data.rebuild)
 
 
 def _fill_counts(writer: store.Writer, part: int, stored: store.Store, vocab_size: int) -> dict:
@@ -610,15 +621,25 @@ class SlidingWindows:
 
     def _window(self, start: int, span: np.ndarray) -> Row:
         """Returns the row whose first label is the token at index `start` of the text."""
-        if start == 0:
-            span = np.concatenate([[self.store.meta["eos_id"]], span])
+        span, num_labels = _padded_span(self.store, start, span, self.length)
         num_context = 0 if start == 0 else self.length - self.stride
-        num_labels = len(span) - 1
         weights = np.arange(self.length) >= num_context
         weights[num_labels:] = False
-        # Only the last row is shorter. Padding keeps its shape, and its weights there are 0.
-        span = np.pad(span, (0, self.length - num_labels))
         return _row(span, weights, self._separator, self.restarts)
+
+
+def _padded_span(
+    stored: store.Store, start: int, span: np.ndarray, length: int
+) -> tuple[np.ndarray, int]:
+    """Returns the span of `length` + 1 tokens whose labels begin at `start`, and their number.
+
+    The first token of the text is predicted from the end token. A shorter span is padded, so that
+    all rows have one shape, and the weights of the padding are 0.
+    """
+    if start == 0:
+        span = np.concatenate([[stored.meta["eos_id"]], span])
+    num_labels = len(span) - 1
+    return np.pad(span, (0, length - num_labels)), num_labels
 
 
 def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts: bool) -> Row:
@@ -672,24 +693,16 @@ class DocumentRows:
         return [self._row(start, span) for (start, _), span in zip(labels, spans)]
 
     def _row(self, start: int, span: np.ndarray) -> Row:
-        if start == 0:
-            span = np.concatenate([[self.store.meta["eos_id"]], span])
-        num_labels = len(span) - 1
+        span, num_labels = _padded_span(self.store, start, span, self.length)
         weights = np.arange(self.length) < num_labels
-        span = np.pad(span, (0, self.length - num_labels))
         return _row(span, weights, self._separator, restarts=False)
 
 
 def document_index(stored: store.Store, data, length: int, name: str) -> store.Store:
     """Returns where the rows of `DocumentRows` begin, as a store that is built once and cached."""
-    content = store.Content(
-        parts=lambda: range(len(stored.parts)),
-        fill=functools.partial(_fill_starts, stored=stored, length=length),
-        whole=lambda parts: {"parts": len(parts)},
-        title=f"finding the documents of {name}",
-    )
-    key = {"store": str(stored.path).rpartition("/")[2], "length": length}
-    return store.build(data.cache, f"documents-{name}", key, 2, content, rebuild=data.rebuild)
+    title = f"finding the documents of {name}"
+    key = {"length": length}
+    return _derived(stored, data, f"documents-{name}", key, fill=_fill_starts, title=title)
 
 
 def _fill_starts(writer: store.Writer, part: int, stored: store.Store, length: int) -> dict:

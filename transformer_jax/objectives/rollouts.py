@@ -114,7 +114,7 @@ class Writer(NamedTuple):
         batch, length = prompts.shape
         slots = length + self.max_tokens
         params = self.model.for_decoding(params)
-        logits, state = self._begun(params, prompts, lengths, slots)
+        logits, state = self._prefilled(params, prompts, lengths, slots)
         ids = jnp.zeros((batch, slots), jnp.int32).at[:, :length].set(prompts)
         fixed = Fixed(keys, jnp.zeros_like(lengths), lengths + self.max_tokens)
         drawn = jnp.zeros((batch, self.max_tokens), jnp.float32)
@@ -134,7 +134,7 @@ class Writer(NamedTuple):
         state, _, drawn, _ = texts.state
         return self._with_ends(split(texts._replace(state=state)), fixed, split(drawn))
 
-    def _begun(self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], slots: int):
+    def _prefilled(self, params, prompts: Int[Array, "B P"], lengths: Int[Array, " B"], slots: int):
         """Returns the logits of the first tokens of completions, and the decoding state."""
         begin = partial(self.model.begin, slots=slots)
         return _alone(begin, params, prompts, lengths)
@@ -160,7 +160,7 @@ class Writer(NamedTuple):
         is_prompt = jnp.arange(length) < completions.begins[:, None]
         prompts = jnp.where(is_prompt, completions.ids[:, :length], 0)
         params = self.model.for_decoding(params)
-        logits, state = self._begun(params, prompts, completions.begins, slots)
+        logits, state = self._prefilled(params, prompts, completions.begins, slots)
 
         def step(carry, tokens):
             state, logits = carry
@@ -203,6 +203,15 @@ def _alone(f: Callable, *inputs):
     return jax.lax.optimization_barrier(f(*jax.lax.optimization_barrier(inputs)))
 
 
+@jax.custom_jvp
+def _with_value(x: jax.Array, value: jax.Array) -> jax.Array:
+    """Returns `value`, with the gradient of `x`."""
+    return value
+
+
+_with_value.defjvp(lambda inputs, tangents: (inputs[1], tangents[0]))
+
+
 # --------------------------------------------------------------------------------------------------
 # Tasks that sample completions of prompts: the data, and the rollouts in a compiled step.
 
@@ -218,7 +227,7 @@ class Prompted(Continued):
     max_tokens: PositiveInt = 32  # most tokens of a completion, including its end token
     temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
     # computes the log-probabilities of completions by the decoding steps that draw them, one row at
-    # a time, so that both are equal bit for bit; it takes several times as long
+    # a time, so that both are equal bit for bit; this takes more than ten times as long
     batch_invariant: bool = False
 
     evaluates_rows = False
@@ -320,15 +329,6 @@ _SMALL = 1e-8  # added to variances, which are 0 if all values are equal
 # Added to the standard deviation of a group, which is 0 if all its rewards are equal.
 _SMALL_DEVIATION = 1e-4
 _LARGEST = 20.0  # log-ratio from which a tangent replaces exp, long before it overflows
-
-
-@jax.custom_jvp
-def _with_value(x: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `value`, with the gradient of `x`."""
-    return value
-
-
-_with_value.defjvp(lambda inputs, tangents: (inputs[1], tangents[0]))
 
 
 def generalized_advantages(

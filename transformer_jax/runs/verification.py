@@ -88,6 +88,7 @@ def inspect(workdir, overrides: Overrides = ()) -> list[str]:
     files, _ = configs.split_files(dict(overrides).items())
     *earlier, last = [entry for entry in entries if entry["kind"] == "start"]
     record = json.loads((folder / "config.json").read_text())
+    resolved = spec.resolve(spec.read(folder, files).config, folder, overrides)
     found = [*_broken_links(entries), *_gaps(entries)]
     found += [
         f"config.json: {key} is {_shown(new)}, the chain has {_shown(old)}"
@@ -104,17 +105,12 @@ def inspect(workdir, overrides: Overrides = ()) -> list[str]:
     ]
     found += [
         f"data: the fingerprint of {key} is not that of the chain"
-        for key, _, _ in _differing(last["record"]["fingerprint"], _fingerprint(folder, overrides))
+        for key, _, _ in _differing(
+            last["record"]["fingerprint"], spec.plain(resolved.task().fingerprint())
+        )
     ]
     found += _changed_lines(folder, entries)
-    return [*found, *_changed_checkpoints(folder, entries, files)]
-
-
-def _fingerprint(folder, overrides: Overrides) -> dict[str, Any]:
-    """Returns the fingerprint of the data that the config of a run names."""
-    files, _ = configs.split_files(dict(overrides).items())
-    resolved = spec.resolve(spec.read(folder, files).config, folder, overrides)
-    return spec.plain(resolved.task().fingerprint())
+    return [*found, *_changed_checkpoints(folder, entries, resolved.config)]
 
 
 def _broken_links(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -122,7 +118,7 @@ def _broken_links(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for number, entry in enumerate(entries, 1):
         content = {key: value for key, value in entry.items() if key not in ("previous", "digest")}
         if chain.sealed(content, previous) != entry:
-            yield f"{_CHAIN}:{number}: not the entry that its digest, or the next one, is of"
+            yield f"{_CHAIN}:{number}: does not match its digest, or the entry before"
         previous = entry["digest"]
 
 
@@ -181,7 +177,8 @@ def _changed_lines(folder, entries) -> list[str]:
     return found
 
 
-def _changed_checkpoints(folder, entries, files) -> list[str]:
+def _changed_checkpoints(folder, entries, config) -> list[str]:
+    """Returns which checkpoints are missing, not in the chain, or have other tensors."""
     saved = {entry["step"]: entry for entry in _saved(entries)}
     below = folder / "checkpoints"
     names = [path.name for path in below.iterdir()] if below.is_dir() else []
@@ -189,35 +186,30 @@ def _changed_checkpoints(folder, entries, files) -> list[str]:
     # Other checkpoints than the kept ones, except for the newest and the best, have been deleted.
     missing = {*chain.kept(entries), max(saved, default=0)} - there - {0}
     found = [f"checkpoints/{step}: missing" for step in sorted(missing)]
-    for step in sorted(there):
-        if step in saved:
-            found += _changed_tensors(folder, saved[step], files)
-        else:
-            found.append(f"checkpoints/{step}: not in the chain")
+    found += [f"checkpoints/{step}: not in the chain" for step in sorted(there - saved.keys())]
+    if not there & saved.keys():
+        return found
+    # On one device, because this machine may not have those of the run.
+    config = ConfigDict(config).copy_and_resolve_references()
+    config.mesh = vars(configs.Mesh())
+    state = Program.of(config, spec.make_task(config, folder), jax.devices()[:1]).state
+    with Checkpoints(below, config.checkpoint, read_only=True) as checkpoints:
+        for step in sorted(there & saved.keys()):
+            found += _changed_tensors(checkpoints, state, saved[step])
     return found
 
 
-def _changed_tensors(folder, entry: Mapping[str, Any], files) -> list[str]:
+def _changed_tensors(checkpoints: Checkpoints, state, entry: Mapping[str, Any]) -> list[str]:
     """Returns which tensors of a checkpoint are not those of its entry."""
     name = f"checkpoints/{entry['step']}"
     try:
-        state = _state(folder, entry["step"], files)
+        state, _ = checkpoints.restore(state, entry["step"])
     except configs.RunError as error:
         return [f"{name}: {error}"]
     return [
         f"{name}: {path} is {'missing' if new is None else 'not that of the chain'}"
         for path, _, new in _differing(entry["state"], chain.tensors(state))
     ]
-
-
-def _state(folder, step: int, files):
-    """Returns the TrainState of a checkpoint of a run, on one device."""
-    config = ConfigDict(spec.read(folder, files).config).copy_and_resolve_references()
-    config.mesh = configs.Mesh().__dict__
-    program = Program.of(config, spec.make_task(config, folder), jax.devices()[:1])
-    with Checkpoints(folder / "checkpoints", config.checkpoint, read_only=True) as saved:
-        state, _ = saved.restore(program.state, step)
-    return state
 
 
 # ------------------------------------------------------------------------------------ recomputation
@@ -230,25 +222,21 @@ def stretches(
 
     Raises UserError for updates that the chain does not have.
     """
-    steps, last = chain.kept(entries), _saved(entries)[-1]["step"] if _saved(entries) else 0
-    begins = [0, *steps] if entries[0]["step"] == 0 else steps
+    last = max((entry["step"] for entry in _saved(entries)), default=0)
+    # The initial values need no checkpoint.
+    starts = [*([0] if entries[0]["step"] == 0 else []), *chain.kept(entries)]
     if start is not None or end is not None:
-        if start is None or start not in begins:
-            known = ", ".join(map(str, begins))
+        if start is None or start not in starts:
+            known = ", ".join(map(str, starts))
             raise UserError(
                 f"--from={start}: no checkpoint of this step was kept; there are {known}"
             )
         if end is None or not start < end <= last:
             raise UserError(f"--to={end}: must be above --from={start}, and at most {last}")
         return [Stretch(start, end)]
-    ends = [*steps, *([last] if last not in steps else [])]
-    all_of_them = [
-        Stretch(begin, min(each for each in ends if each > begin))
-        for begin in begins
-        if any(each > begin for each in ends)
-    ]
-    order = np.random.default_rng(seed).permutation(len(all_of_them))
-    return sorted(all_of_them[number] for number in order[:count])
+    between = [Stretch(*pair) for pair in itertools.pairwise(sorted({*starts, last}))]
+    order = np.random.default_rng(seed).permutation(len(between))
+    return sorted(between[number] for number in order[:count])
 
 
 def recompute(
@@ -273,7 +261,7 @@ def recompute(
         changes |= {"track": "", "checkpoint.minutes": 0.0}
         _prepare(folder, again, starts[0], stretch.start)
         config = spec.resolve(spec.read(again, files).config, again, changes).config
-        because = _because(folder, starts, config)
+        because = _because(starts, config)
         end = min(stretch.end, stretch.start + _FEW) if because else stretch.end
         # A process that has gone on with another config, such as a longer run, does so here, too.
         for start, following in itertools.zip_longest(starts, starts[1:]):
@@ -301,18 +289,18 @@ def _stop(running: trainer.Trainer, until: int) -> None:
         running.end(f"update {until:,} is the last one to be verified", summary=False)
 
 
-def _prepare(folder: pathlib.Path, again: pathlib.Path, begun: Mapping, start: int) -> None:
+def _prepare(folder: pathlib.Path, again: pathlib.Path, start: Mapping, step: int) -> None:
     """Copies to another folder what a run needs to resume from a step there."""
     again.mkdir()
-    (again / "config.json").write_text(json.dumps(begun["record"]))
+    (again / "config.json").write_text(json.dumps(start["record"]))
     for name in ("tokenizer", "frozen"):
         if (folder / name).is_dir():
             shutil.copytree(folder / name, again / name)
-    if not start:
+    if not step:
         return
-    shutil.copytree(folder / "checkpoints" / str(start), again / "checkpoints" / str(start))
+    shutil.copytree(folder / "checkpoints" / str(step), again / "checkpoints" / str(step))
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    before = [line for line in lines if json.loads(line)["step"] <= start]
+    before = [line for line in lines if json.loads(line)["step"] <= step]
     (again / "metrics.jsonl").write_text("".join(before))
 
 
@@ -323,15 +311,13 @@ def _covering(entries: Sequence[Mapping], stretch: Stretch) -> list[Mapping]:
     return [before[-1], *(each for each in starts if stretch.start < each["step"] < stretch.end)]
 
 
-def _because(folder, begun: Sequence[Mapping], config) -> str:
+def _because(starts: Sequence[Mapping], config) -> str:
     """Returns why this machine may have other bits than the run, or "" if it may not."""
-    mesh = sharding.make_mesh(config.mesh)
-    here = chain.machine(mesh, (folder / "together.json").exists())
-    here["together"] = False  # a recomputation always trains alone
-    for each in begun:
-        if each["package"] != chain.package():
+    here, package = chain.machine(sharding.make_mesh(config.mesh)), chain.package()
+    for start in starts:
+        if start["package"] != package:
             return "the run had another version of the package"
-        for key, old, new in _differing(each["machine"], here):
+        for key, old, new in _differing(start["machine"], here):
             return f"the run had {key}={_shown(old)}, and this machine has {_shown(new)}"
     return ""
 
