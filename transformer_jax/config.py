@@ -1718,10 +1718,14 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     old_values = _at_length(old, num_steps)
     new_values = _at_length(new, num_steps)
     return [
-        f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
+        f"{key}: {_visible(old_values.get(key))} -> {_visible(new_values.get(key))}"
         for key in sorted({*old_values, *new_values})
         if not key.startswith(MAY_CHANGE) and old_values.get(key) != new_values.get(key)
     ]
+
+
+def _visible(value: Any) -> Any:
+    return "''" if value == "" else value
 
 
 def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def make_mesh(config, devices=None) -> Mesh:
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(
-            f"{keys}: the product is {known}, and the devices are {len(devices)}; "
+            f"{keys}: the product is {known}, and the devices are {len(devices)}"
+            f"{', which it does not divide' if -1 in sizes else ''}; "
             "XLA_FLAGS=--xla_force_host_platform_device_count=N gives N virtual CPU devices"
         )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
