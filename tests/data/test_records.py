@@ -171,7 +171,7 @@ def test_a_source_has_its_own_keys(guest, tmp_path):
     assert configs.differences(recorded, config) == []
     assert configs.differences(config, experiment()) == [
         "source.count: 4 -> None",
-        "source.name: numbers_of_test -> ",
+        "source.name: numbers_of_test -> ''",
         "source.step: 2.0 -> None",
     ]
     configs.set_key(config, "data.cache", str(tmp_path / "cache"))
