@@ -57,9 +57,9 @@ def train(config: str, workdir: pathlib.Path, keys: dict, seeds: int = 0) -> dic
     return json.loads(done.stdout) if seeds else {}
 
 
-def revision() -> str:
-    """Returns the commit of the checkout, marked where files other than results differ from it."""
-    git = ["git", "-C", str(ROOT)]
+def revision(root: pathlib.Path = ROOT) -> str:
+    """Returns the commit of a checkout, marked where files other than results differ from it."""
+    git = ["git", "-C", str(root)]
     commit = subprocess.run(
         [*git, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, check=True, text=True
     ).stdout.strip()

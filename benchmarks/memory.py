@@ -197,7 +197,7 @@ def compiled_bytes(rows: int, remat: str, whole_logits: bool) -> int:
     Results that are written over the arguments count once.
     """
     if whole_logits:
-        losses.CHUNK_LOGITS["cpu"] = 2**62
+        losses.CHUNK_BYTES["cpu"] = 2**62
     rows_of, sizes = SMALL.rows(rows)
     task, *_ = rows_of(**sizes, unroll=1, remat=remat)
     program = Program.of(task.config, task, jax.devices()[:1])

@@ -12,7 +12,7 @@ from transformer_jax import losses
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.embeddings import Projection, token_log_probs
 
-B, L, M, V = 3, 8, 6, 11
+B, L, M, V = 3, 7, 6, 11  # a prime length, which few chunks divide
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))
 TABLE = jax.random.normal(jax.random.key(1), (V, M))
 LABELS = jax.random.randint(jax.random.key(2), (B, L), 0, V)
@@ -34,7 +34,7 @@ def fused_loss(hidden, table, bias, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("limit, chunks", [(10**9, 1), (B * V * 4, 2), (1, L), (B * V * 3, 3)])
 def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, limit, chunks):
-    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 4 * limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
     assert losses.num_chunks(B, L, V) == chunks
 
@@ -54,10 +54,66 @@ def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, l
         assert np.linalg.norm(fused - plain) <= 1e-6 * np.linalg.norm(plain)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_pass_over_the_logits_gives_the_same(monkeypatch, smoothing):
+    """A GPU finds the largest logit and the sum of the exponentials together."""
+
+    def results(table):
+        def loss(hidden, table):
+            sums = losses.cross_entropy(
+                hidden, table, BIAS, LABELS, WEIGHTS, label_smoothing=smoothing
+            )
+            return sums[0], sums[1:]
+
+        return jax.value_and_grad(loss, (0, 1), has_aux=True)(HIDDEN, table)
+
+    # The second table has logits whose exponentials are not finite.
+    tables = TABLE, 200 * TABLE
+    expected = [*map(jax.jit(results), tables)]
+    monkeypatch.setattr(sharding, "platform", lambda: "gpu")
+    # A function of its own, because JAX has cached the program of the other for a CPU.
+    in_one_pass = jax.jit(lambda table: results(table))
+    assert str(jax.make_jaxpr(in_one_pass)(TABLE)).count("reduce[") == 1
+    for one_pass, plain in zip(map(in_one_pass, tables), expected):
+        for x, y in zip(*map(jax.tree.leaves, (one_pass, plain))):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_half_the_bytes():
+    """In bfloat16, the rounding of the logits is small beside that of the hidden states."""
+
+    @jax.jit
+    def results(hidden):
+        def loss(hidden, table):
+            return losses.cross_entropy(hidden, table, None, LABELS, WEIGHTS)[0]
+
+        return loss(hidden, TABLE), *jax.value_and_grad(loss, (0, 1))(hidden, TABLE)
+
+    rounded = HIDDEN.astype(jnp.bfloat16)
+    alone, loss, (d_hidden, d_table) = results(rounded)
+    exact, _, exact_gradients = results(rounded.astype(jnp.float32))
+    # A loss alone has logits in float32, of the rounded table.
+    np.testing.assert_allclose(alone, exact, rtol=3e-3)
+    np.testing.assert_allclose(loss, alone, rtol=2e-3)
+    assert loss != alone
+    for x, y in zip((d_hidden, d_table), exact_gradients):
+        assert np.linalg.norm(x.astype(jnp.float32) - y) < 1e-2 * np.linalg.norm(y)
+    assert d_hidden.dtype == jnp.bfloat16 and d_table.dtype == jnp.float32
+
+
+def test_chunks_divide_the_length(monkeypatch):
+    """GPT-2's 32 rows of 1,024 tokens: 6.6 GB of logits, of which a GPU holds 1 GB at a time."""
+    monkeypatch.setattr(sharding, "platform", lambda: "gpu")
+    assert losses.num_chunks(32, 1024, 50_304) == 8
+    assert losses.num_chunks(32, 1024, 50_304, jnp.bfloat16) == 4
+    # No number of chunks up to 11 divides a length of 1,021, so the last one is padded.
+    assert losses.num_chunks(32, 1021, 50_304) == 7
+
+
 @pytest.mark.parametrize("bias", [None, BIAS], ids=["no bias", "bias"])
 @pytest.mark.parametrize("limit", [10**9, B * V * 3], ids=["one chunk", "three chunks"])
 def test_label_log_probs_and_their_gradients_are_those_of_the_formula(monkeypatch, bias, limit):
-    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 4 * limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
 
     def plain(hidden, table, bias):
@@ -121,7 +177,7 @@ def assert_near(arrays, expected):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("limit", [10**9, B * V * 3])
 def test_gradients_of_every_sum(monkeypatch, size, smoothing, limit):
-    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 4 * limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
 
     def results(sums, inputs):
@@ -137,7 +193,7 @@ def test_gradients_of_every_sum(monkeypatch, size, smoothing, limit):
 
 def test_gradients_of_every_sum_on_a_mesh(monkeypatch):
     """The mesh splits rows and vocabulary. The last chunk has padding."""
-    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", 1)
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 1)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 4)
     mesh_config = configs.experiment(
         model={"name": "gpt"}, task={"name": "causal_lm"}, mesh={"data": 2, "tensor": 4}

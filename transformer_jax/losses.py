@@ -12,12 +12,12 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.distributed import sharding
 
-# The largest number of float32 logits that a device holds at a time. On a CPU, 8 MB stay in the
+# The largest number of bytes of logits that a device holds at a time. On a CPU, 8 MB stay in the
 # cache. On accelerators (256 MB), larger chunks mean fewer additions to the gradient of the whole
 # table. This matters most on a GPU (1 GB), where XLA writes the gradient of each chunk to memory
 # before it is added.
-CHUNK_LOGITS = {"cpu": 2**21, "gpu": 2**28}
-CHUNK_LOGITS_DEFAULT = 2**26
+CHUNK_BYTES = {"cpu": 2**23, "gpu": 2**30}
+CHUNK_BYTES_DEFAULT = 2**28
 # The smallest number of positions in a chunk. Each chunk is added to the gradient of the whole
 # table, so that many small chunks would spend their time on that.
 CHUNK_TOKENS = 256
@@ -162,13 +162,17 @@ def _weighted_sum(cotangents, gradients):
 _cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def num_chunks(batch: int, length: int, vocab_size: int) -> int:
-    """Returns the smallest number of chunks whose logits stay within a device's limit."""
+def num_chunks(batch: int, length: int, vocab_size: int, dtype=jnp.float32) -> int:
+    """Returns about the smallest number of chunks whose logits stay within a device's limit."""
     vocab_parts = sharding.parts("vocab")
     logits = batch * length * vocab_size / sharding.parts("batch") / vocab_parts
-    limit = CHUNK_LOGITS.get(sharding.platform(), CHUNK_LOGITS_DEFAULT)
+    limit = CHUNK_BYTES.get(sharding.platform(), CHUNK_BYTES_DEFAULT) / jnp.dtype(dtype).itemsize
     limit = max(limit, CHUNK_TOKENS * vocab_size / vocab_parts)
-    return min(math.ceil(logits / limit), length)
+    least = min(math.ceil(logits / limit), length)
+    # A few chunks more are better than positions that only pad the last one, and than products
+    # whose sizes do not fit the tiles of a GPU: 8 chunks of 128 positions, not 7 of 147.
+    most = min(math.ceil(1.5 * least), length)
+    return next((count for count in range(least, most + 1) if length % count == 0), least)
 
 
 def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False) -> _Result:
@@ -176,8 +180,9 @@ def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False
     if inputs.selected is not None:
         return _selected_chunks(inputs, smoothing, gradients)
     batch, length, _ = inputs.hidden.shape
-    output = (inputs.table, inputs.bias)
-    chunks = num_chunks(batch, length, inputs.table.shape[0])
+    output = _cast(inputs)
+    dtype = _logits_dtype(inputs, gradients)
+    chunks = num_chunks(batch, length, inputs.table.shape[0], dtype)
 
     def compute(chunk):
         hidden, labels, weights = chunk
@@ -206,7 +211,7 @@ def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False
         return totals, (result.d_hidden, result.by_position)
 
     zero_sums = (jnp.zeros(()),) * 3
-    zero_output = jax.tree.map(jnp.zeros_like, output) if gradients else None
+    zero_output = _zero_output(inputs) if gradients else None
     totals, parts = jax.lax.scan(body, (zero_sums, zero_output), tuple(map(split, by_length)))
     sums, d_output = totals
     d_hidden, terms = jax.tree.map(join, parts)
@@ -222,7 +227,7 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     # There are as many parts as divide the batch, because a small one may have fewer rows than the
     # mesh has parts.
     parts = math.gcd(sharding.parts("batch"), shape[0])
-    output = (inputs.table, inputs.bias)
+    output = _cast(inputs)
 
     # (B, L, ...) -> (parts, N, ...). Each device sorts and computes its own part, so that no hidden
     # state has to move to another device.
@@ -255,7 +260,7 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
         return totals, jax.tree.map(lambda x, rows: put(x, positions, rows), by_position, new)
 
     terms = (jnp.zeros(selected.shape),) * 3
-    totals = ((jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, output) if gradients else None)
+    totals = ((jnp.zeros(()),) * 3, _zero_output(inputs) if gradients else None)
     state = (totals, (jnp.zeros_like(arrays[0]) if gradients else None, terms))
     num_filled = -(-count.max() // size)
     (sums, d_output), by_position = jax.lax.fori_loop(0, num_filled, body, state)
@@ -263,22 +268,39 @@ def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     return _Result(sums, d_hidden, d_output, terms)
 
 
+def _logits_dtype(inputs: Inputs, gradients: bool) -> jnp.dtype:
+    """Returns the dtype in which logits are stored. All that is computed from them is float32.
+
+    In bfloat16 they take half of the bytes, which matters where they are read again for gradients:
+    they are most of what the loss moves. A loss alone, as in evaluation, is not rounded.
+    """
+    return inputs.hidden.dtype if gradients else jnp.dtype(jnp.float32)
+
+
+def _cast(inputs: Inputs) -> tuple[Array, Array | None]:
+    """Returns the table in the dtype of the hidden states, once for all chunks, and the bias."""
+    return jnp.asarray(inputs.table).astype(inputs.hidden.dtype), inputs.bias
+
+
+def _zero_output(inputs: Inputs) -> tuple[Array, Array | None]:
+    return jax.tree.map(jnp.zeros_like, (inputs.table, inputs.bias))
+
+
 def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
-    hidden, table, bias, labels, weights, _ = inputs
-    # The factors have the dtype of the hidden states, such as bfloat16, but the logits and the
-    # table's gradient are float32: both are summed over many entries.
-    matrix = table.astype(hidden.dtype)
-    logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
-    logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
+    hidden, matrix, bias, labels, weights, _ = inputs
+    # The table's gradient is float32, because it is a sum over many positions.
+    dtype = _logits_dtype(inputs, gradients)
+    logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=dtype)
+    logits = sharding.constrain(logits, "batch", None, "vocab").astype(jnp.float32)
+    logits = logits if bias is None else logits + bias
     # Labels are compared rather than used to gather logits, because the vocabulary may be split
     # over devices, and each can compare its own part.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
-    log_z = jax.nn.logsumexp(logits, axis=-1)  # (B, L)
-    label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
+    log_z, label_logits, highest = _summed(logits, is_label)
     nll = log_z - label_logits
     spread, mean = _spread_mass(logits, bias, smoothing)
     loss = (1 - smoothing) * nll + (smoothing * (log_z - mean) if smoothing else 0)
-    correct = label_logits >= logits.max(axis=-1)  # an argmax over the vocabulary is far slower
+    correct = label_logits >= highest  # an argmax over the vocabulary is far slower
     terms = (loss, nll, correct.astype(jnp.float32))
     sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
@@ -290,6 +312,30 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     d_table = jnp.einsum("blv,blm->vm", d_logits, hidden, preferred_element_type=jnp.float32)
     d_bias = None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32)
     return _Result(sums, d_hidden, (d_table, d_bias), terms)
+
+
+def _summed(
+    logits: Float[Array, "B L V"], is_label: Bool[Array, "B L V"]
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
+    """Returns log sum exp(logits), the logits of the labels, and the largest logits."""
+    label_logits = jnp.where(is_label, logits, 0)
+    if sharding.platform() != "gpu" or sharding.parts("vocab") > 1:
+        return jax.nn.logsumexp(logits, axis=-1), label_logits.sum(axis=-1), logits.max(axis=-1)
+
+    # One pass over the logits instead of two, which is what the time goes into on a GPU: the sum is
+    # rescaled whenever a larger logit is found (Milakov & Gimelshein 2018, algorithm 3). XLA does
+    # not know how to add up such pairs over devices.
+    def add(first, second):
+        highest = jnp.maximum(first[0], second[0])
+        rescaled = [total * jnp.exp(largest - highest) for largest, total, _ in (first, second)]
+        return highest, sum(rescaled), first[2] + second[2]
+
+    # Finite, because the difference of two infinities is not a number.
+    least = jnp.finfo(jnp.float32).min
+    highest, total, label_logits = jax.lax.reduce(
+        (logits, jnp.ones_like(logits), label_logits), (least, 0.0, 0.0), add, (2,)
+    )
+    return highest + jnp.log(total), label_logits, highest
 
 
 def _spread_mass(logits, bias, smoothing):

@@ -19,6 +19,7 @@ TINY = base.TINY
 def get_config():
     config = base.get_config()
     set_key(config, "model.num_layers", 24)
+    set_key(config, "model.unroll", 24)
     set_key(config, "model.d_model", 1024)
     set_key(config, "model.num_heads", 16)
     return config

@@ -132,12 +132,41 @@ def test_products_are_bfloat16(config):
 
 @pytest.mark.parametrize("name", [GPU, TPU])
 def test_no_array_holds_all_logits(name):
-    """The logits of a device fill several chunks (losses.CHUNK_LOGITS)."""
+    """The logits of a device fill several chunks (losses.CHUNK_BYTES)."""
     case = (*GPT, "train.batch=128")
     loaded, task, _ = program(name, *case)
     logits = loaded.train.batch // 8 * loaded.task.length * task.model.vocab_size
     largest = max(map(size, re.findall(r"\b\w+\[[\d,]+\]", text(name, *case))))
     assert largest < logits / 2
+
+
+def moved(kernels) -> float:
+    return sum(kernel.count * kernel.bytes for kernel in kernels)
+
+
+def test_the_loss_passes_six_times_over_its_logits():
+    """In bfloat16: written, read once for all sums, and read again for their gradient.
+
+    The gradient is written, and read by two products. The rest are hidden states and the table.
+    """
+    case = (*GPT, "train.batch=128", "model.dtype=bfloat16")
+    loaded, task, _ = program(GPU, *case)
+    logits = 2 * loaded.train.batch // 8 * loaded.task.length * task.model.vocab_size
+    kernels = hlo.kernels(text(GPU, *case))
+    # What lies in no module is the loss, and the output projection.
+    assert 6 < moved(each for each in kernels if "jvp()" in each.source) / logits < 7.5
+
+
+def test_the_optimizer_passes_once_over_the_state():
+    """It reads and writes parameters and moments, and reads gradients, for their norm as well.
+
+    The norm of the new parameters reads them again. A second pass over the state took 4 more.
+    """
+    case = (*GPT, "model.dtype=bfloat16")
+    parameters = program(GPU, *case)[1].parameter_counts()["params"]
+    kernels = hlo.kernels(text(GPU, *case))
+    update = [each for each in kernels if "jvp" not in each.source]
+    assert 8 < moved(update) / (4 * parameters) < 11
 
 
 @pytest.mark.parametrize("name", [GPU, TPU])

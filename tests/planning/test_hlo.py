@@ -1,5 +1,7 @@
 """Collectives are read from HLO and counted once for each execution, in any of its notations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
@@ -122,3 +124,89 @@ def test_nested_loops_of_a_compiled_program_multiply():
         hlo.collectives(jax.jit(step).lower(x, weights).compile().as_text(), 8)
     )
     assert collectives["all-reduce"] == {"count": 77, "bytes": 77 * 32 * 64 * 4}
+
+
+# ------------------------------------------------------------------------------------- the kernels
+
+KERNELS = """
+HloModule step
+
+%sliced (a: f32[8,64,32], b: f32[64,32], i: s32[]) -> f32[64,32] {
+  %a = f32[8,64,32]{2,1,0} parameter(0)
+  %b = f32[64,32]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %layer = f32[1,64,32]{2,1,0} dynamic-slice(%a, %i, %i, %i), dynamic_slice_sizes={1,64,32}
+  %flat = f32[64,32]{1,0} bitcast(%layer)
+  ROOT %sum = f32[64,32]{1,0} add(%flat, %b)
+}
+
+%written (a: f32[8,64,32], b: f32[1,64,32], i: s32[]) -> f32[8,64,32] {
+  %a = f32[8,64,32]{2,1,0} parameter(0)
+  %b = f32[1,64,32]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %put = f32[8,64,32]{2,1,0} dynamic-update-slice(%a, %b, %i, %i, %i)
+}
+
+%product (x: bf16[16,64], w: bf16[64,32]) -> bf16[16,32] {
+  %x = bf16[16,64]{1,0} parameter(0)
+  %w = bf16[64,32]{1,0} parameter(1)
+  ROOT %y = bf16[16,32]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%body (state: (s32[], f32[8,64,32], f32[64,32])) -> (s32[], f32[8,64,32], f32[64,32]) {
+  %state = (s32[], f32[8,64,32]{2,1,0}, f32[64,32]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %a = f32[8,64,32]{2,1,0} get-tuple-element(%state), index=1
+  %b = f32[64,32]{1,0} get-tuple-element(%state), index=2
+  %read = f32[64,32]{1,0} fusion(%a, %b, %i), kind=kLoop, calls=%sliced
+  %one = f32[1,64,32]{2,1,0} bitcast(%read)
+  %write = f32[8,64,32]{2,1,0} fusion(%a, %one, %i), kind=kLoop, calls=%written
+  ROOT %next = (s32[], f32[8,64,32]{2,1,0}, f32[64,32]{1,0}) tuple(%i, %write, %b)
+}
+
+%condition (state: (s32[], f32[8,64,32], f32[64,32])) -> pred[] {
+  %state = (s32[], f32[8,64,32]{2,1,0}, f32[64,32]{1,0}) parameter(0)
+  ROOT %more = pred[] constant(true)
+}
+
+ENTRY %main (x: bf16[16,64], w: bf16[64,32], s: (s32[], f32[8,64,32], f32[64,32])) -> bf16[16,32] {
+  %x = bf16[16,64]{1,0} parameter(0)
+  %w = bf16[64,32]{1,0} parameter(1)
+  %s = (s32[], f32[8,64,32]{2,1,0}, f32[64,32]{1,0}) parameter(2)
+  %loop = (s32[], f32[8,64,32], f32[64,32]) while(%s), condition=%condition, body=%body, TRIPS
+  %q = bf16[2,8,4,16]{3,2,1,0} bitcast(%x)
+  %heads = (bf16[2,4,8,16]{3,1,2,0}, u8[0]{0}) custom-call(%q, %q, %q), ATTENTION
+  %sent = bf16[16,64]{1,0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%product
+  ROOT %y = bf16[16,32]{1,0} fusion(%x, %w), kind=kCustom, calls=%product, SOURCE
+}
+"""
+ATTRIBUTES = {
+    "TRIPS": 'backend_config={"known_trip_count":{"n":"8"}}',
+    "ATTENTION": 'custom_call_target="__cudnn$fmhaSoftmax", backend_config={'
+    '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "4", "8", "8"]}, '
+    '"mask_type": "CAUSAL"}',
+    "SOURCE": 'metadata={op_name="jit(step)/jvp()/dot"}',
+}
+
+
+def test_kernels_move_slices_and_make_products():
+    text = functools.reduce(lambda text, item: text.replace(*item), ATTRIBUTES.items(), KERNELS)
+    found = {kernel.name: kernel for kernel in hlo.kernels(text)}
+    assert {*found} == {"read", "write", "heads", "y"}  # collectives are not among them
+    layer = 64 * 32 * 4
+    # A slice is read, another array is read, one is written; then a slice alone is written.
+    assert found["read"].bytes == 3 * layer + 4 and found["read"].count == 8
+    assert found["write"].bytes == 2 * layer + 4 and found["write"].count == 8
+    product = found["y"]
+    assert (product.kind, product.source) == ("product", "jit(step)/jvp()/dot")
+    assert product.bytes == 2 * (16 * 64 + 64 * 32 + 16 * 32)
+    assert product.flops == 2 * 16 * 64 * 32
+    attention = found["heads"]
+    # Two products of 8 queries, 8 keys and 16 features for 2 x 4 heads, of which a half is masked.
+    assert (attention.kind, attention.flops) == ("attention", 2 * 2 * 2 * 4 * 8 * 8 * 16 / 2)
+
+
+def test_a_kernel_takes_the_longer_of_two_times():
+    kernel = hlo.Kernel("a", "product", "", count=3, bytes=10, flops=100)
+    assert kernel.seconds(flops=10, bandwidth=10) == 30
+    assert kernel.seconds(flops=100, bandwidth=1) == 30

@@ -202,6 +202,30 @@ def test_each_layer_of_a_stack_is_updated_as_a_parameter_of_its_own(name):
     same(unrolled(stacked, MATRICES), matrices)
 
 
+@pytest.mark.parametrize("name", ["sgd", "lion", "adam", "adamw"])
+def test_finite_gradients_make_finite_updates(name):
+    """So that no test of the update is needed before it is applied."""
+    keys = dict(name=name, learning_rate=0.1, weight_decay=0.0 if name == "adam" else 0.1)
+    assert optimizer.keeps_finite(section(**keys))
+    largest, least = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    values = np.array([0, least, 1e-30, 1, 1e18, 1e30, largest / 4], np.float32)
+    gradients = np.stack([values, -values, values[::-1]])
+    tx = make(keys, {"w": Traits(("embed",), decays=True)})
+    params = {"w": jnp.ones_like(values)}
+
+    def update(state, gradient):
+        updates, state = tx.update({"w": gradient}, state, params)
+        return state, updates["w"]
+
+    _, found = jax.jit(partial(jax.lax.scan, update))(tx.init(params), gradients)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("keys", [dict(name="muon"), dict(name="adamw", eps=0.0)])
+def test_other_updates_are_tested(keys):
+    assert not optimizer.keeps_finite(section(**keys))
+
+
 def test_schedule_free_parameters_are_the_averaged_ones_of_optax():
     trees = [tree(seed) for seed in range(4)]
     keys = dict(name="schedule_free", learning_rate=0.01, weight_decay=0.1, warmup_steps=3)

@@ -8,13 +8,14 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.parameters import Dropout, Linear, declared, recomputed
+from transformer_jax.layers.parameters import STATISTICS, Dropout, Linear, declared, recomputed
 
 # --------------------------------------------------------------------------------------------------
 # Layer normalization and RMS normalization. Both are computed in float32, because bfloat16 has too
@@ -57,17 +58,18 @@ class RMSNorm(nn.Module):
 
 def _layer_norm(x, scale, bias, epsilon):
     y = x.astype(jnp.float32)
-    y = y - y.mean(axis=-1, keepdims=True)
+    y = y - checkpoint_name(y.mean(axis=-1, keepdims=True), STATISTICS)
     # The variance is computed from the centered values, because the mean square minus the squared
     # mean would cancel for a large mean.
-    variance = jnp.square(y).mean(axis=-1, keepdims=True)
+    variance = checkpoint_name(jnp.square(y).mean(axis=-1, keepdims=True), STATISTICS)
     y = y * jax.lax.rsqrt(variance + epsilon)
     return (y * scale + bias).astype(x.dtype)
 
 
 def _rms_norm(x, scale, epsilon):
     y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    mean_square = checkpoint_name(jnp.square(y).mean(axis=-1, keepdims=True), STATISTICS)
+    y = y * jax.lax.rsqrt(mean_square + epsilon)
     return (y * scale).astype(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, parsed from its HLO text.
+"""The collectives and the kernels of a compiled program, parsed from its HLO text.
 
 XLA's cost analysis cannot be used because it counts the body of a loop only once, and because it
 does not report collectives.
@@ -260,3 +260,190 @@ def _group_along_axes(mesh: str, axes: str) -> list[int]:
         step = strides[name] * (sizes[name] // (int(before) * size) if part else 1)
         group = [device + step * number for device in group for number in range(size)]
     return group
+
+
+# ------------------------------------------------------------------------------------- the kernels
+
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_PARAMETER = re.compile(r"parameter\((\d+)\)")
+_SOURCE = re.compile(r'op_name="([^"]*)"')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+# The instructions that move no data by themselves.
+_FREE = {
+    "after-all",
+    "bitcast",
+    "call",
+    "conditional",
+    "constant",
+    "get-tuple-element",
+    "iota",
+    "parameter",
+    "partition-id",
+    "tuple",
+    "while",
+}
+_PARTS = ("dynamic-slice", "slice", "gather")  # they read what they return
+
+
+class Kernel(NamedTuple):
+    """A kernel of a compiled program: an instruction that reads and writes the device's memory."""
+
+    name: str
+    kind: str  # "product", "attention", "fusion", or the name of another operation or custom call
+    source: str  # the path of the operation that it stems from, as JAX names it
+    count: int  # executions in one run of the program
+    bytes: float  # that one execution reads and writes at least
+    flops: float  # of the matrix products in one execution
+
+    def seconds(self, flops: float, bandwidth: float) -> float:
+        """Returns the least time of all executions at a rate of FLOP/s and one of bytes/s."""
+        return self.count * max(self.flops / flops, self.bytes / bandwidth)
+
+
+class _Instruction(NamedTuple):
+    name: str
+    shape: str
+    op: str
+    operands: list[str]
+    line: str
+
+    @property
+    def size(self) -> float:
+        return sum(_array_bytes(self.shape))
+
+    @property
+    def dimensions(self) -> list[int]:
+        """The sizes of the first array in the shape."""
+        return _sizes(_SHAPE.search(self.shape)[2])
+
+
+def kernels(text: str) -> list[Kernel]:
+    """Returns the kernels of a compiled program, without its collectives.
+
+    The bytes are a lower bound: each input is read once, or only the slice of it that is used, and
+    each output is written once, or only the slice of it that is updated. An input that several
+    kernels read counts in each of them, since it rarely stays in a cache that long.
+    """
+    lines, entry = _computations(text)
+    bodies = {name: dict(_instructions(body)) for name, body in lines.items()}
+    # What a fusion or a reduction calls is a part of that kernel.
+    parts = {
+        called
+        for body in bodies.values()
+        for each in body.values()
+        if each.op not in _FREE
+        for called in _CALLED.findall(each.line)
+    }
+    return [
+        _kernel(each, bodies[name], bodies)._replace(count=times)
+        for name, times in _executions(lines, entry).items()
+        if name not in parts
+        for each in bodies[name].values()
+        if each.op not in _FREE and not each.op.endswith(("-done", "-update"))
+        if each.op.removesuffix("-start") not in KINDS
+    ]
+
+
+def _instructions(lines: list[str]) -> Iterator[tuple[str, _Instruction]]:
+    for line in lines:
+        if found := _INSTRUCTION.match(line):
+            name, shape, op = found.groups()
+            yield name, _Instruction(name, shape, op, _operands(line[found.end() :]), line)
+
+
+def _operands(rest: str) -> list[str]:
+    """Returns the names of an instruction's operands. `rest` is the line after the bracket."""
+    depth = 1
+    for end, character in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if not depth:
+            return _OPERAND.findall(rest[:end])
+    return []
+
+
+def _kernel(each: _Instruction, body: dict, bodies: dict) -> Kernel:
+    """Returns the kernel of an instruction in the computation `body`, executed once."""
+    sizes = [body[name].size for name in each.operands if name in body]
+    moved, flops, kind = each.size + sum(sizes), 0.0, each.op
+    if each.op == "fusion":
+        fused = bodies[_CALLED.search(each.line)[1]]
+        moved, flops = _fused_bytes(fused, sizes), _flops(fused, bodies)
+    elif each.op in ("dot", "convolution"):
+        flops = _flops({each.name: each}, bodies, body)
+    kind = "product" if flops else kind
+    if each.op == "custom-call":
+        kind = _TARGET.search(each.line)[1]
+        if "fmha" in kind:
+            kind, flops = "attention", _attention_flops(each)
+    source = _SOURCE.search(each.line)
+    return Kernel(each.name, kind, source[1] if source else "", 1, moved, flops)
+
+
+def _fused_bytes(body: dict[str, _Instruction], sizes: list[float]) -> float:
+    """Returns the bytes that a fusion reads and writes, of operands of these sizes."""
+    users = collections.defaultdict(list)
+    for each in body.values():
+        for name in each.operands:
+            users[name].append(each)
+
+    def uses(name: str) -> Iterator[tuple[str, _Instruction]]:
+        for user in users[name]:
+            yield from uses(user.name) if user.op == "bitcast" else [(name, user)]
+
+    root = next(each for each in body.values() if each.line.lstrip().startswith("ROOT"))
+    outputs = [body[name] for name in root.operands] if root.op == "tuple" else [root]
+    outputs = [_without_bitcast(each, body) for each in outputs]
+    updated = {each.name for each in outputs if each.op == "dynamic-update-slice"}
+    moved = sum(
+        body[each.operands[1]].size if each.name in updated else each.size for each in outputs
+    )
+    for each in body.values():
+        if each.op != "parameter":
+            continue
+        used = list(uses(each.name))
+        # Whole, unless all that is used is slices of it, or a slice of it is written in place.
+        slices = [user for name, user in used if user.operands[0] == name and user.op in _PARTS]
+        in_place = [
+            user for name, user in used if user.operands[0] == name and user.name in updated
+        ]
+        if used and len(slices) + len(in_place) == len(used):
+            moved += sum(user.size for user in slices)
+        else:
+            moved += sizes[int(_PARAMETER.search(each.line)[1])]
+    return moved
+
+
+def _without_bitcast(each: _Instruction, body: dict[str, _Instruction]) -> _Instruction:
+    while each.op == "bitcast":
+        each = body[each.operands[0]]
+    return each
+
+
+def _flops(body: dict[str, _Instruction], bodies: dict, operands: dict | None = None) -> float:
+    """Returns the FLOPs of the products in a computation and in those that it calls."""
+    operands, total = operands or body, 0.0
+    for each in body.values():
+        if each.op == "dot":
+            left = operands[each.operands[0]].dimensions
+            axes = _sizes(re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)[1])
+            total += 2 * math.prod(each.dimensions) * math.prod(left[axis] for axis in axes)
+        elif each.op == "convolution":  # as a product is called in a program for a TPU
+            kernel = operands[each.operands[1]].dimensions
+            labels = re.search(r"dim_labels=\w+_(\w+)->", each.line)[1]
+            features = kernel[labels.index("o")]
+            total += 2 * math.prod(each.dimensions) * math.prod(kernel) / features
+        elif each.op in ("fusion", "call"):
+            total += sum(_flops(bodies[name], bodies) for name in _CALLED.findall(each.line))
+    return total
+
+
+def _attention_flops(call: _Instruction) -> float:
+    """Returns the FLOPs of cuDNN's attention: two products forward, five backward."""
+    scores = re.search(r'"intermediate_tensor_shape":.*?"dimensions": ?\[([^\]]*)\]', call.line)[1]
+    products = 5 if "Backward" in call.line else 2
+    share = 0.5 if "CAUSAL" in call.line else 1.0
+    return 2 * products * share * math.prod(_sizes(scores.replace('"', ""))) * call.dimensions[-1]
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]

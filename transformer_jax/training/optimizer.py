@@ -66,6 +66,20 @@ def make(
     )
 
 
+def keeps_finite(config) -> bool:
+    """Returns whether finite gradients always make finite updates.
+
+    It holds where each number of an update is a mean of gradients, or one divided by the root of a
+    mean of squares plus epsilon. It isn't claimed where norms, averages or factorizations of whole
+    parameters come between.
+    """
+    sections = configs.optimizer_sections(config).values()
+    return all(
+        each.name in ("sgd", "lion") or (each.name in ("adam", "adamw") and each.eps > 0)
+        for each in sections
+    )
+
+
 def _label(group: str | None) -> str:
     """Returns the name of a group in the optimizer's state, and so in checkpoints."""
     if group is None:

@@ -22,7 +22,7 @@ from transformer_jax.distributed import hosts, sharding
 from transformer_jax.layers import parameters
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
-from transformer_jax.training.optimizer import gradient_point
+from transformer_jax.training.optimizer import gradient_point, keeps_finite
 
 # Folded into the key of a step to draw its experience, and into the key of an epoch to shuffle its
 # rows. Microbatches, minibatches and epochs fold in their numbers, which never get this large, so
@@ -178,11 +178,16 @@ def _make_update(task, optimizer: Optimizer, param_shardings):
             "update_norm": optax.tree.norm(updates),
             "param_norm": optax.tree.norm(params),
         }
-        # Testing the update instead of the new parameters is enough, because finite parameters and
-        # a finite update have a finite sum. A test of the new parameters would keep old and new
-        # ones in memory at once (3 GB for GPT-3 175B on 64 chips). A sum is not finite as soon as
-        # one of its terms is not, so one test covers the loss and both norms.
-        finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
+        # A sum is not finite as soon as one of its terms is not, so that one test covers the loss
+        # and the norm of the gradients. The update is only tested where it can be what is not
+        # finite, because a test means that it is computed twice: before anything is written, and
+        # while the state is written. Testing it instead of the new parameters is enough, because
+        # finite parameters and a finite update have a finite sum, and it keeps old and new
+        # parameters from being in memory at once (3 GB for GPT-3 175B on 64 chips).
+        tested = sums["loss"][0] + norms["grad_norm"]
+        if not keeps_finite(task.config.optimizer):
+            tested += norms["update_norm"]
+        finite = jnp.isfinite(tested)
         # A NaN in the carry would make all later losses NaN, even if this loss is finite.
         for array in jax.tree.leaves(carry):
             finite &= jnp.isfinite(array).all()
