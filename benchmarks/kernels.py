@@ -96,13 +96,15 @@ def measured(name: str, root: pathlib.Path, longest: int) -> dict:
     def milliseconds(kernel) -> float:
         return 1e3 * kernel.seconds(chip.flops, SUSTAINED * chip.memory_bandwidth)
 
-    found.sort(key=milliseconds, reverse=True)
-    for kernel in found[:longest]:
-        moved, source = (
-            kernel.count * kernel.bytes / 1e9,
-            kernel.source.removeprefix("jit(train_step)/"),
-        )
-        print(f"{milliseconds(kernel):8.3f} ms {moved:7.2f} GB  {kernel.kind:10} {source}")
+    # The kernels of all layers that stem from one operation are one line.
+    lines = collections.defaultdict(list)
+    for kernel in found:
+        source = kernel.source.removeprefix("jit(train_step)/")
+        lines[kernel.kind, source].append(kernel)
+    ordered = sorted(lines.items(), key=lambda item: -sum(map(milliseconds, item[1])))
+    for (kind, source), equal in ordered[:longest]:
+        moved = sum(kernel.count * kernel.bytes for kernel in equal) / 1e9
+        print(f"{sum(map(milliseconds, equal)):8.3f} ms {moved:7.2f} GB  {kind:10} {source}")
     kinds = collections.Counter()
     for kernel in found:
         known = kernel.kind in ("product", "attention")

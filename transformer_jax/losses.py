@@ -296,16 +296,20 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     # Labels are compared rather than used to gather logits, because the vocabulary may be split
     # over devices, and each can compare its own part.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
-    log_z, label_logits, highest = _summed(logits, is_label)
+    mass = _smoothing_mass(bias, logits.shape[-1], smoothing)
+    # The targets of label smoothing add up to one, so the loss is log z minus a mean of logits.
+    smoothed = [jnp.where(mass > 0, mass * logits, 0)] if smoothing else []
+    log_z, highest, label_logits, *means = _summed(
+        logits, jnp.where(is_label, logits, 0), *smoothed
+    )
     nll = log_z - label_logits
-    spread, mean = _spread_mass(logits, bias, smoothing)
-    loss = (1 - smoothing) * nll + (smoothing * (log_z - mean) if smoothing else 0)
+    loss = log_z - (1 - smoothing) * label_logits - means[0] if smoothing else nll
     correct = label_logits >= highest  # an argmax over the vocabulary is far slower
     terms = (loss, nll, correct.astype(jnp.float32))
     sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
         return _Result(sums, None, None, terms)
-    target = (1 - smoothing) * is_label + spread  # (B, L, V)
+    target = (1 - smoothing) * is_label + mass  # (B, L, V)
     d_logits = (jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]
     d_logits = d_logits.astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
@@ -315,41 +319,39 @@ def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
 
 
 def _summed(
-    logits: Float[Array, "B L V"], is_label: Bool[Array, "B L V"]
-) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
-    """Returns log sum exp(logits), the logits of the labels, and the largest logits."""
-    label_logits = jnp.where(is_label, logits, 0)
+    logits: Float[Array, "B L V"], *others: Float[Array, "B L V"]
+) -> tuple[Float[Array, "B L"], ...]:
+    """Returns log sum exp(logits), the largest logits, and the sums of the other arrays."""
     if sharding.platform() != "gpu" or sharding.parts("vocab") > 1:
-        return jax.nn.logsumexp(logits, axis=-1), label_logits.sum(axis=-1), logits.max(axis=-1)
+        sums = (jax.nn.logsumexp(logits, axis=-1), logits.max(axis=-1))
+        return *sums, *(x.sum(axis=-1) for x in others)
 
-    # One pass over the logits instead of two, which is what the time goes into on a GPU: the sum is
-    # rescaled whenever a larger logit is found (Milakov & Gimelshein 2018, algorithm 3). XLA does
-    # not know how to add up such pairs over devices.
+    # One pass over the logits instead of one for the largest, which is what the time goes into on a
+    # GPU: the sum is rescaled whenever a larger logit is found (Milakov & Gimelshein 2018,
+    # algorithm 3). XLA does not know how to add up such tuples over devices.
     def add(first, second):
         highest = jnp.maximum(first[0], second[0])
-        rescaled = [total * jnp.exp(largest - highest) for largest, total, _ in (first, second)]
-        return highest, sum(rescaled), first[2] + second[2]
+        total = sum(total * jnp.exp(largest - highest) for largest, total, *_ in (first, second))
+        return highest, total, *map(jnp.add, first[2:], second[2:])
 
-    # Finite, because the difference of two infinities is not a number.
-    least = jnp.finfo(jnp.float32).min
-    highest, total, label_logits = jax.lax.reduce(
-        (logits, jnp.ones_like(logits), label_logits), (least, 0.0, 0.0), add, (2,)
+    # The largest of nothing is finite, because the difference of two infinities is not a number.
+    start = (jnp.finfo(jnp.float32).min, 0.0, *[0.0] * len(others))
+    highest, total, *sums = jax.lax.reduce(
+        (logits, jnp.ones_like(logits), *others), start, add, (2,)
     )
-    return highest + jnp.log(total), label_logits, highest
+    return highest + jnp.log(total), highest, *sums
 
 
-def _spread_mass(logits, bias, smoothing):
-    """Returns the smoothing mass of each token, and the mean of all tokens' logits (B, L).
+def _smoothing_mass(bias, vocab_size: int, smoothing: float):
+    """Returns the mass that label smoothing gives to each token: a scalar, or (V,).
 
-    The mass is a scalar, or (V,) with 0 for table rows that only pad the vocabulary.
+    Table rows that only pad the vocabulary get none, because their logits near NO_TOKEN would
+    dominate the loss.
     """
     if not smoothing or bias is None:
-        return smoothing / logits.shape[-1], logits.mean(axis=-1) if smoothing else None
-    # Padding rows get no mass, because their logits near NO_TOKEN would dominate the mean.
+        return smoothing / vocab_size
     is_token = bias > NO_TOKEN / 2
-    count = is_token.sum()
-    mean = jnp.where(is_token, logits, 0).sum(axis=-1) / count
-    return smoothing * is_token / count, mean
+    return smoothing * is_token / is_token.sum()
 
 
 def label_nll(
