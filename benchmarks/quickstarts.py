@@ -4,9 +4,9 @@ python benchmarks/quickstarts.py --workdir=DIR --json=FILE [--book=input.txt] [-
     [--tiny]
 python benchmarks/quickstarts.py --table --json=FILE
 
-They read Python's standard library or the built-in grammar, so nothing is downloaded; `bigram`
-reads the characters of --book (Tiny Shakespeare), of which the last tenth is held out, and is left
-out without it. A row is put into --json as soon as it ends. Complete runs are not repeated, and one
+They read Python's standard library or the built-in grammar, so nothing is downloaded; `bigram` and
+`characters` read the characters of --book (Tiny Shakespeare), of which the last tenth is held out,
+and are left out without it. A row is put into --json as soon as it ends. Complete runs are not repeated, and one
 that was stopped goes on.
 
 Each run takes about 5 to 15 minutes on 2 cores, and all of them less than two hours.
@@ -32,19 +32,22 @@ CONFIGS = {
     "transformer_xl": "transformer_xl/quickstart.py",
     "awd_lstm": "awd_lstm/quickstart.py",
     "recurrent": "recurrent/quickstart.py",
+    "de_en": "wmt/quickstart.py:de-en",
+    "characters": "lstm/characters.py",
     "cbow": "word_vectors/cbow.py:quickstart",
     "bigram": "ngrams/bigram.py",
 }
+OF_A_BOOK = ("bigram", "characters")
 
 
 def main() -> None:
     flags = comparison.parser(__doc__, list(CONFIGS))
-    flags.add_argument("--book", type=pathlib.Path, help="text of the bigrams")
+    flags.add_argument("--book", type=pathlib.Path, help="text of bigrams and characters")
     arguments = flags.parse_args()
     if arguments.table:
         return print(table(json.loads(arguments.json.read_text())["rows"]))
     names = arguments.objective or [
-        name for name in CONFIGS if name != "bigram" or arguments.book is not None
+        name for name in CONFIGS if name not in OF_A_BOOK or arguments.book is not None
     ]
     for name in names:
         row = measured(arguments, name)
@@ -56,7 +59,7 @@ def main() -> None:
 def measured(arguments, name: str) -> dict:
     """Returns the row of a config."""
     keys = {"data.cache": arguments.workdir / "cache"}
-    if name == "bigram":
+    if name in OF_A_BOOK:
         keys |= divided(arguments.book, arguments.workdir / "book")
     if arguments.tiny:
         keys |= {"train.num_steps": 2, "train.batch": 4}
