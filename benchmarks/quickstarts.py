@@ -6,8 +6,8 @@ python benchmarks/quickstarts.py --table --json=FILE
 
 They read Python's standard library or the built-in grammar, so nothing is downloaded; `bigram` and
 `characters` read the characters of --book (Tiny Shakespeare), of which the last tenth is held out,
-and are left out without it. A row is put into --json as soon as it ends. Complete runs are not repeated, and one
-that was stopped goes on.
+and are left out without it. A row is put into --json as soon as it ends. Complete runs are not
+repeated, and one that was stopped goes on.
 
 Each run takes about 5 to 15 minutes on 2 cores, and all of them less than two hours.
 """
