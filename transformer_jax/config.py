@@ -433,6 +433,7 @@ init_from: finetune_from_model restore_file pretrained_path pretrained_model_nam
 mesh.tensor: tp tensor_parallel tensor_parallel_size tensor_model_parallel_size model_parallel
 mesh.data: dp data_parallel data_parallel_size num_gpus n_gpus gpus num_devices
 mesh.fsdp: zero zero_stage fsdp_size sharded
+mesh.pipeline: pp pipeline_parallel pipeline_model_parallel_size num_stages stages
 mesh.sequence: sp sequence_parallel context_parallel_size cp context_parallel
 decode.beam: beam_size num_beams beam_width beams
 decode.alpha: length_penalty lenpen lp_alpha
@@ -1262,6 +1263,9 @@ class Mesh:
     tensor: int = 1  # devices over which heads, MLP width and vocabulary are split
     # devices over which the positions of a row are split, with ring attention (Liu et al. 2023)
     sequence: int = 1
+    # stages into which the layers are divided, each on other devices (Huang et al. 2019); the
+    # microbatches of config.train.accumulation pass through them one after another
+    pipeline: PositiveInt = 1
     # groups of devices over which the runs of --together are divided, each with the other axes
     seeds: PositiveInt = 1
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)

@@ -117,6 +117,7 @@ def _record(estimated) -> dict:
         "collectives": estimated.collectives,
         "compile_seconds": round(estimated.compile_seconds, 2),
         "roofline": roofline and {name: getattr(roofline, name) for name in times},
+        "bubble": estimated.bubble,
         "predicted_mfu_upper_bound": estimated.mfu,
     }
 

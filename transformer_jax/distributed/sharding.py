@@ -19,21 +19,22 @@ from transformer_jax.config import UserError
 # table, maps each logical axis to the mesh axes that split it. From these shardings `jax.jit`
 # partitions the programs.
 
-AXES = ("data", "fsdp", "tensor", "sequence")
+# The first axes have the slowest connections: stages of a pipeline send the least.
+AXES = ("pipeline", "data", "fsdp", "tensor", "sequence")
 
 RULES = {
     # The rows of a batch. They are split over fsdp as well, because devices along it hold different
-    # parts of the parameters, but should not all compute the same rows.
-    "batch": ("data", "fsdp"),
+    # parts of the parameters, but should not all compute the same rows. For the same reason they
+    # are split over pipeline, but not within the stages of a stack.
+    "batch": ("data", "pipeline", "fsdp"),
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
-    "lookup": ("data",),
+    "lookup": ("data", "pipeline"),
     # The positions of a row. They can be split, because attention alone needs those of other
     # devices, and ring attention exchanges them.
     "length": ("sequence",),
-    # The stacked axis of nn.scan is not split, because an iteration reads one layer, which would
-    # then be on some of the devices only.
-    "layers": (),
+    # The stacked axis of a scan over layers. Each stage of a pipeline has its own layers.
+    "layers": ("pipeline",),
     # d_model in parameters. Activations do not split it: they split rows over fsdp instead.
     "embed": ("fsdp",),
     # The rows of the output table. They are split, because the logits of a large vocabulary are the
@@ -53,6 +54,7 @@ RULES = {
 # different ones.
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
 _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
+_microbatches: contextvars.ContextVar = contextvars.ContextVar("microbatches", default=None)
 
 
 def make_mesh(config, devices=None) -> Mesh:
@@ -133,9 +135,10 @@ def _mesh_axes(logical_axes, table) -> list[tuple[str, ...]]:
 def batch_sharding(mesh: Mesh, table) -> NamedSharding:
     """Returns the sharding of a batch's arrays (microbatches, rows, ...), which splits the rows.
 
-    The positions are not split here: the model splits them where it computes with them.
+    The stages of a pipeline split the microbatches instead. The positions are not split here: the
+    model splits them where it computes with them.
     """
-    return NamedSharding(mesh, spec((None, "batch"), table))
+    return NamedSharding(mesh, spec(("layers", "batch"), table))
 
 
 def check(shape, sharding: NamedSharding, name: str) -> None:
@@ -194,6 +197,47 @@ def within_group(group: jax.Array, groups: int):
     finally:
         _current.reset(current_token)
         _group.reset(group_token)
+
+
+@contextlib.contextmanager
+def without(axis: str):
+    """In the context, a mesh axis splits nothing but layers.
+
+    A vmap whose `spmd_axis_name` is this axis puts it into the constraints by itself.
+    """
+    mesh, table = _current.get()
+    others = {
+        logical: axes if logical == "layers" else tuple(each for each in axes if each != axis)
+        for logical, axes in table.items()
+    }
+    token = _current.set((mesh, others))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def in_microbatches(count: int) -> Iterator[list[str]]:
+    """In the context, the rows of a batch pass through a pipeline in so many microbatches.
+
+    Yields a list that has entries as soon as a pipeline has asked for their number.
+    """
+    asked = []
+    token = _microbatches.set((count, asked))
+    try:
+        yield asked
+    finally:
+        _microbatches.reset(token)
+
+
+def microbatches() -> int:
+    """Returns the number of microbatches of a pipeline, by default one for each stage."""
+    if _microbatches.get() is None:
+        return parts("layers")
+    count, asked = _microbatches.get()
+    asked.append("pipeline")
+    return count
 
 
 def in_group() -> bool:

@@ -12,8 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
+from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import activations
+from transformer_jax.layers import activations, pipeline
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import STATISTICS, Dropout, Linear, declared, recomputed
 
@@ -235,6 +236,8 @@ Remat = Literal["none", "dots", "full"]
 # The window of layers without one: it exceeds any length, so that the scan can compile one layer
 # for both kinds.
 _NO_WINDOW = 2**30
+# The keyword arguments of a block that have a row for each row of x, or one for all rows.
+_BY_ROW = {"bias", "cross_mask", "positions"}
 
 
 class Stack(nn.Module):
@@ -283,6 +286,14 @@ class Stack(nn.Module):
         if decode:
             masks = [mask.replace(**fields) for fields in self._windows_of_layers()]
             return self._decode(x, args, masks, decode=decode, **kwargs)
+        if sharding.parts("layers") > 1 and not self.is_initializing():
+            if self.shared or every_layer or not {*kwargs} <= _BY_ROW:
+                raise UserError(
+                    "config.mesh.pipeline: each stage has its own layers, and passes on the output "
+                    "of the last one; this model shares its layers, reads the outputs of all, or "
+                    "gives them arrays that are not divided by row"
+                )
+            return self._in_stages(x, args, mask=mask, train=train, **kwargs)
 
         by_layer = (self._repeats, len(self.blocks))
         mask, windows = self._with_windows(mask)
@@ -305,6 +316,47 @@ class Stack(nn.Module):
         if not every_layer:
             return last_output
         return jax.tree.map(lambda every, one: every.reshape(-1, *one.shape), outputs, x)
+
+    def _in_stages(self, x, args: tuple, *, mask: Mask, train: bool, **kwargs):
+        """Applies the layers as the stages of a pipeline."""
+        mask, windows = self._with_windows(mask)
+        key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
+        num_rows = len(jax.tree.leaves(x)[0])
+        # What has a row for each row of x goes through the stages with it. The rest is the same for
+        # all rows, such as a bias that only distances determine.
+        leaves, structure = jax.tree.flatten((args, mask, kwargs))
+        is_row = [jnp.ndim(leaf) > 0 and len(leaf) == num_rows for leaf in leaves]
+
+        def layer(variables, number, x, rows):
+            params, fields = variables
+            remaining = iter(rows)
+            given = [next(remaining) if is_one else x for x, is_one in zip(leaves, is_row)]
+            args, mask, kwargs = jax.tree.unflatten(structure, given)
+            for index, block in enumerate(self.blocks):
+                part = params if len(self.blocks) == 1 else params.get(f"block_{index}", {})
+                draw = None if key is None else jax.random.fold_in(key, number)
+                x, kept = block(parent=None).apply(
+                    {"params": part},
+                    x,
+                    *args,
+                    mask=mask.replace(**{name: values[index] for name, values in fields.items()}),
+                    train=train,
+                    **kwargs,
+                    rngs={} if draw is None else {"dropout": jax.random.fold_in(draw, index)},
+                    mutable=["state", "losses", activations.COLLECTION],
+                )
+                if jax.tree.leaves(kept):
+                    raise UserError(
+                        "config.mesh.pipeline: the stages pass on hidden states alone, but a layer "
+                        f"of this model keeps {', '.join(kept)}"
+                    )
+            return x
+
+        if self.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT[self.remat], prevent_cse=False)
+        params = self.variables["params"][self._name]
+        rows = [leaf for leaf, is_one in zip(leaves, is_row) if is_one]
+        return pipeline.run(layer, (params, windows), x, rows)
 
     def _windows_of_layers(self) -> list[dict[str, int | None]]:
         """Returns the fields of each layer's mask: the window, and the dilation if any is set."""

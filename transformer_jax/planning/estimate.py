@@ -15,6 +15,7 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Phase
 from transformer_jax.layers.parameters import names
+from transformer_jax.layers.pipeline import bubble
 from transformer_jax.planning import hlo, topology
 
 # -------------------------------------------------------------- FLOPs of a config, from formulas
@@ -210,12 +211,14 @@ class Roofline:
 def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
     """Returns the seconds that an update's matrix products take at the peak rate.
 
-    They include the products that full rematerialization repeats.
+    They include the products that full rematerialization repeats, and the time in which the stages
+    of a pipeline wait.
     """
     # A third, because full rematerialization repeats the forward pass, which is a third of forward
     # and backward together.
     repeated = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
-    return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices
+    busy = 1 - bubble(config.mesh.pipeline, config.train.accumulation)
+    return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices / busy
 
 
 def weight_bytes_read(config, program, parameters: int) -> float:
@@ -272,6 +275,7 @@ class Estimate:
     compile_seconds: float
     roofline: Roofline | None  # None: the program was refused, or the chip is unknown
     refused: bool = False  # by the compiler, because the program does not fit
+    bubble: float = 0.0  # the share of the time in which the stages of a pipeline wait
 
     @property
     def fits(self) -> bool | None:
@@ -312,6 +316,7 @@ def estimate(config, task, program) -> Estimate:
         chip=chip_of(device),
         devices=program.mesh.size,
         flops=task.flops(0) * config.train.batch,
+        bubble=bubble(config.mesh.pipeline, config.train.accumulation),
         consumers=arguments(program),
     )
     # The time includes lowering, because tracing a large model takes long as well.
@@ -397,7 +402,9 @@ def _roofline(
     weights = weight_bytes_read(config, program, measured.consumers["parameters"])
     # 2, because what is written is read again.
     in_microbatch = 2 * (measured.peak - measured.arguments) + weights
-    touched = measured.arguments + measured.outputs + config.train.accumulation * in_microbatch
+    # In a pipeline, the peak has the activations of all microbatches.
+    repeats = 1 if config.mesh.pipeline > 1 else config.train.accumulation
+    touched = measured.arguments + measured.outputs + repeats * in_microbatch
     return Roofline(
         compute_seconds(config, task, chip, measured.devices),
         touched / chip.memory_bandwidth,

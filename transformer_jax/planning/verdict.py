@@ -58,13 +58,14 @@ def evaluations(config, task, program) -> list[Evaluated]:
 
 
 def _mean_loss(config, program) -> EvaluationProgram:
-    """Returns the program of the mean loss, which reads as many rows as a microbatch has."""
+    """Returns the program of the mean loss, which reads as many rows as are computed at once."""
+    count = config.train.accumulation if config.mesh.pipeline > 1 else 1
     rows = config.train.batch // config.train.accumulation
 
     def resized(spec, *shape):
         return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=spec.sharding)
 
-    batch = {name: resized(x, 1, rows, *x.shape[2:]) for name, x in program.batch.items()}
+    batch = {name: resized(x, count, rows, *x.shape[2:]) for name, x in program.batch.items()}
     carry = jax.tree.map(lambda x: resized(x, rows, *x.shape[1:]), program.state.carry)
     lowered = program.eval_step.lower(program.state.params, batch, carry)
     accumulation = 2 * config.train.accumulation
@@ -155,9 +156,10 @@ def _speed(estimate: Estimate) -> list[str]:
     if roofline is None:
         return []
     devices = f"{estimate.devices} x {estimate.chip.name}"
+    bubble = f", of which {estimate.bubble:.0%} are bubbles" if estimate.bubble else ""
     return [
         f"an update takes at least (each limit by itself, on {devices})",
-        f"  {'compute':<16} {1e3 * roofline.compute_s:.2f} ms",
+        f"  {'compute':<16} {1e3 * roofline.compute_s:.2f} ms{bubble}",
         f"  {'memory':<16} {1e3 * roofline.memory_s:.2f} ms",
         f"  {'network':<16} {1e3 * roofline.network_s:.2f} ms",
         f"  bound by {roofline.bound}: at most {estimate.mfu:.0%} of the peak (MFU)",

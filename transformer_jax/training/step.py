@@ -19,7 +19,7 @@ from transformer_jax import hardware, losses
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.distributed import hosts, sharding
-from transformer_jax.layers import parameters
+from transformer_jax.layers import parameters, pipeline
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
 from transformer_jax.training.optimizer import gradient_point, keeps_finite
@@ -246,7 +246,17 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         compute = partial(
             _per_group, on_microbatch, groups=groups, param_shardings=trained_shardings
         )
-    if count == 1:
+    if sharding.parts("layers") > 1:
+        # The microbatches pass through the pipeline together, within one pass of the model.
+        with sharding.in_microbatches(count) as pipelines:
+            totals, carry = compute(0, jax.tree.map(pipeline.joined, batch), state.carry)
+        if not pipelines or carry is not None:
+            raise UserError(
+                f"config.mesh.pipeline={sharding.parts('layers')}: is for models whose layers are "
+                "a stack, and for tasks without a carry; not for config.model.name="
+                f"{task.config.model.name!r} with config.task.name={task.config.task.name!r}"
+            )
+    elif count == 1:
         totals, carry = compute(0, jax.tree.map(lambda x: x[0], batch), state.carry)
     else:
         microbatches = (jnp.arange(count), batch, _divided(state.carry, count))
@@ -336,15 +346,19 @@ def _per_group(on_microbatch, number, microbatch, carry, *, groups: int, param_s
 def make_eval_step(task, mesh, table):
     """Returns the jitted evaluation step, (params, batch, carry) -> (sums of metrics, carry).
 
-    The arrays of a batch are (1, rows, ...). The carry is None if the task has none.
+    The arrays of a batch are (1, rows, ...), or (microbatches, rows, ...) in a pipeline. The carry
+    is None if the task has none.
     """
 
     @jax.jit
     def eval_step(params, batch, carry=None):
         with sharding.use(mesh, table):
-            rows = jax.tree.map(lambda x: x[0], batch)
+            rows = _joined(batch)
+            if sharding.parts("layers") > 1:
+                rows = jax.tree.map(pipeline.joined, batch)
             # Without a key there is no dropout: a score depends on the parameters alone.
-            _, measured, following = task.loss(params, rows, Context(carry=carry))
+            with sharding.in_microbatches(jax.tree.leaves(batch)[0].shape[0]):
+                _, measured, following = task.loss(params, rows, Context(carry=carry))
             return measured, following
 
     return eval_step

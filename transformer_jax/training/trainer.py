@@ -650,13 +650,15 @@ class Trainer:
     def _means(self) -> dict[str, float]:
         """Returns the mean metrics of the evaluation sets and the metrics derived from them."""
         program, train = self.program, self.config.train
-        rows = train.batch // train.accumulation
+        # As many rows as fit in training: those of a microbatch, or of all that are in a pipeline.
+        count = train.accumulation if program.mesh.shape["pipeline"] > 1 else 1
+        rows = train.batch // train.accumulation * count
         values = {}
         for name, source in self.rows.eval.items():
             batches = stream(
                 functools.partial(source.batch, batch=rows),
                 rows,
-                1,
+                count,
                 program.batch_sharding,
                 range(source.num_batches(rows)),
             )
