@@ -1266,6 +1266,9 @@ class Mesh:
     # stages into which the layers are divided, each on other devices (Huang et al. 2019); the
     # microbatches of config.train.accumulation pass through them one after another
     pipeline: PositiveInt = 1
+    # slices of TPUs, or other groups of devices with a slow network between them; they divide the
+    # axis data
+    slices: PositiveInt = 1
     # groups of devices over which the runs of --together are divided, each with the other axes
     seeds: PositiveInt = 1
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)

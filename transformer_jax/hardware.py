@@ -30,20 +30,23 @@ class Chip:
     memory_bandwidth: float  # bytes/s
     # bytes/s that can leave the chip, in one direction, over all its links to chips of its kind
     link_bandwidth: float
-    # bytes/s of its share of the links to other hosts, in one direction; None: unknown
+    # bytes/s of its share of the links to other hosts, for a TPU to other slices, in one direction;
+    # None: unknown
     network_bandwidth: float | None = None
     multiprocessors: Multiprocessors | None = None  # of GPUs for which programs can be compiled
 
 
 _GB, _GIB, _TERA = 1e9, 2**30, 1e12
+_MIB, _GBIT = 2**20, 1e9 / 8
 
 # TPUs: section "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e. Links:
 # half of "bidirectional ICI bandwidth per chip"; the page on v4 does not give it, and 6 links of
 # 50 GB/s are from Jouppi et al. 2023, table 4. Memory: the bytes that the compiler (libtpu 0.0.42)
-# allows a program to use, instead of the nominal 32, 16, 95 and 32 GB.
+# allows a program to use, instead of the nominal 32, 16, 95 and 32 GB. Network: 6.4 Tb/s for the
+# 256 chips of a v5e pod, 50 Gb/s per chip of v5p.
 V4 = Chip("TPU v4", 275 * _TERA, 30.75 * _GIB, 1200 * _GB, 300 * _GB)
-V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
-V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
+V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB, 25 * _GBIT)
+V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB, 50 * _GBIT)
 V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 
 # GPUs: NVIDIA's data sheet of each GPU, and for B200 the data sheet of "DGX B200". Rates are
@@ -54,7 +57,6 @@ V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 # Multiprocessors: the white papers of the architectures, "A100", "H100", "Ampere GA102" and "Ada".
 # AWS's page on G5 gives 320 tensor cores for A10G, with 4 in each multiprocessor. The clocks are
 # the ones at which the peak rates are reached.
-_MIB, _GBIT = 2**20, 1e9 / 8
 _GA100 = Multiprocessors(108, 1.41, 40 * _MIB, "8.0")
 _GA102 = Multiprocessors(80, 1.71, 6 * _MIB, "8.6")
 _AD102 = Multiprocessors(128, 2.52, 72 * _MIB, "8.9")

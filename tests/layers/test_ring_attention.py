@@ -23,7 +23,7 @@ def small_tiles(monkeypatch):
 
 
 def make_mesh(sequence, **sizes):
-    sizes = dict(data=1, fsdp=1, tensor=1) | sizes | dict(sequence=sequence)
+    sizes = dict.fromkeys((*sharding.AXES, "slices"), 1) | sizes | dict(sequence=sequence)
     return sharding.make_mesh(sizes, jax.devices()[: np.prod(list(sizes.values()))])
 
 

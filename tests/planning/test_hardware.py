@@ -235,3 +235,24 @@ def test_decoding_copies_no_cache(config, name):
             if shape.startswith("bf16") and size(shape) in caches and not in_place.search(operation)
         ]
         assert not copies
+
+
+def test_gradients_are_reduced_within_a_slice_first():
+    """Two slices of eight chips: each chip sends an eighth of the gradients to the other slice."""
+    name = f"2*{TPU}"
+    skip_without_compiler(TPU)
+    before = dict(os.environ)
+    topology.prepare(name)
+    devices = topology.devices(name)
+    os.environ.clear()
+    os.environ.update(before)
+    config, *overrides = (*GPT, "train.batch=64", "mesh.slices=2")
+    loaded = configs.load(config, dict(override.split("=", 1) for override in overrides))
+    made = Program.of(loaded, make_task(loaded), devices)
+    with estimate.lowering(made.mesh):
+        lowered = made.train_step.lower(made.state, made.batch)
+    found = hlo.collectives(estimate.compile_lowered(lowered, "tpu").as_text(), 16)
+    gradients = estimate.bytes_per_device(made.state.params)
+    sent = sum(each.count * each.moved_between_hosts for each in found)
+    # Within the tiles that a TPU pads arrays to.
+    assert gradients / 8 <= sent < 1.3 * gradients / 8

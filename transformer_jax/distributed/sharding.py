@@ -64,7 +64,7 @@ def make_mesh(config, devices=None) -> Mesh:
     if the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [config[axis] for axis in AXES]
+    sizes, slices = [config[axis] for axis in AXES], config["slices"]
     keys = ", ".join(f"config.mesh.{axis}={size}" for axis, size in zip(AXES, sizes))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise UserError(f"{keys}: each must be at least 1, one may be -1")
@@ -78,9 +78,34 @@ def make_mesh(config, devices=None) -> Mesh:
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     # The axes are Auto, because Linen's sharding constraints fail with Explicit axes, which are the
     # default of make_mesh.
-    return jax.make_mesh(
-        sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
-    )
+    types = (AxisType.Auto,) * len(AXES)
+    devices = np.asarray(devices).flatten()
+    if slices == 1:
+        return jax.make_mesh(sizes, AXES, devices=devices, axis_types=types)
+    # Slices exchange nothing but gradients, along the axis data. XLA reduces these within each
+    # slice first, so that each of its devices sends a part of the sum to the other slices.
+    axis = AXES.index("data")
+    in_slice = [
+        size // slices if number == axis else size for number, size in enumerate(sizes)
+    ]
+    if sizes[axis] % slices:
+        raise UserError(f"config.mesh.slices={slices} does not divide {keys}")
+    parts = [
+        jax.make_mesh(in_slice, AXES, devices=each, axis_types=types).devices
+        for each in _slices(devices, slices)
+    ]
+    return Mesh(np.concatenate(parts, axis), AXES, axis_types=types)
+
+
+def _slices(devices: np.ndarray, count: int) -> list[np.ndarray]:
+    """Returns the devices of each slice. Those that name no slice are divided in their order."""
+    numbers = np.array([getattr(device, "slice_index", 0) for device in devices])
+    found = np.unique(numbers)
+    if len(found) == 1:
+        return np.split(devices, count)
+    if len(found) != count:
+        raise UserError(f"config.mesh.slices={count}: the devices are in {len(found)} slices")
+    return [devices[numbers == number] for number in found]
 
 
 def rules(config) -> dict[str, tuple[str, ...]]:
@@ -424,4 +449,4 @@ def _one_device(current: jax.sharding.Sharding | None) -> Mesh:
     # The set has no order, and the mesh must be the same each time, or functions would be compiled
     # again.
     device = min(current.device_set, key=lambda x: x.id) if current else jax.local_devices()[0]
-    return make_mesh(dict.fromkeys(AXES, 1), [device])
+    return Mesh(np.full((1,) * len(AXES), device), AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -416,7 +416,9 @@ def _seconds(collective: hlo.Collective, chip: hardware.Chip) -> float:
     """Returns the least time of a collective, whose parts within and between hosts may overlap."""
     within = collective.moved / chip.link_bandwidth
     between = collective.moved_between_hosts
-    return max(within, between / chip.network_bandwidth) if between else within
+    # The network between slices of some TPUs is not known, and is then not counted.
+    known = between and chip.network_bandwidth
+    return max(within, between / chip.network_bandwidth) if known else within
 
 
 def devices_of_host(mesh: jax.sharding.Mesh) -> int | None:

@@ -19,7 +19,9 @@ KINDS = (
     "all-to-all",
     "collective-permute",
     "collective-broadcast",
+    "send",  # to another slice of TPUs, as a part of a collective over several slices
 )
+_TO_ONE = ("collective-permute", "collective-broadcast", "send")
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16} | {
     f"{kind}{bits}": bits // 8 for kind in "suf" for bits in (8, 16, 32, 64)
 }
@@ -46,7 +48,7 @@ class Collective(NamedTuple):
     @property
     def moved(self) -> float:
         """The least number of bytes that a device sends within its host in one execution."""
-        if self.kind.startswith("collective-") and self.hosts > 1:
+        if self.kind in _TO_ONE and self.hosts > 1:
             return 0
         return self._sent(self.devices // self.hosts, self.bytes)
 
@@ -57,7 +59,7 @@ class Collective(NamedTuple):
         The devices of a host divide the array among themselves, so that each part crosses the
         network once: a hierarchical collective.
         """
-        if self.kind.startswith("collective-"):
+        if self.kind in _TO_ONE:
             return self.bytes if self.hosts > 1 else 0
         return self._sent(self.hosts, self.bytes * self.hosts / self.devices)
 
@@ -72,6 +74,7 @@ class Collective(NamedTuple):
             "all-reduce": 2 * share,
             "collective-permute": 1,
             "collective-broadcast": 1,
+            "send": 1,
         }.get(self.kind, share)
 
 
@@ -189,6 +192,11 @@ def _collectives_in(
         # A -done is of no kind, since its -start counts for both.
         kind = op.removesuffix("-start")
         if kind not in KINDS:
+            continue
+        if kind == "send":
+            # XLA has divided a collective over slices into one within each slice, and this.
+            if "megascale" in line:
+                yield Collective(kind, 1, int(_array_bytes(shape)[0]), devices=2, hosts=2)
             continue
         group = _group(line, num_devices, in_host or num_devices)
         devices, hosts = len(group), len({device // (in_host or num_devices) for device in group})

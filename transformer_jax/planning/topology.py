@@ -179,7 +179,7 @@ def prepare(name: str) -> None:
     if is_gpu(name):
         prepare_gpu(name)
         return
-    _sides(name)
+    _sides(_slices(name)[1])
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--topology needs the TPU compiler, libtpu: {install()}")
     os.environ.update(
@@ -203,7 +203,8 @@ def install() -> str:
 
 
 def devices(name: str) -> list:
-    """Returns the devices of a TPU slice such as "v5p:4x4x4", or of hosts of GPUs.
+    """Returns the devices of a TPU slice such as "v5p:4x4x4", of two slices such as
+    "2*v5p:4x4x4", or of hosts of GPUs.
 
     Raises UserError if libtpu does not support the slice.
     """
@@ -211,11 +212,14 @@ def devices(name: str) -> list:
         return gpu_devices(name)
     from jax.experimental import topologies
 
+    slices, name = _slices(name)
     sides = _sides(name)
     # Without this option there would be two devices, but jax sees both cores of a v4 chip as one.
     options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     if math.prod(sides) < 4:  # fewer than a host has, of which libtpu must be told
         options["chips_per_host_bounds"] = tuple(sides) + (1,) * (3 - len(sides))
+    if slices > 1:
+        options["num_slices"] = slices
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except Exception as error:  # jax raises XLA's status, or its own wrapper of it
@@ -228,6 +232,14 @@ def devices(name: str) -> list:
 def is_gpu(name: str) -> bool:
     """Whether the name is a topology of GPUs."""
     return name.partition(":")[0] in NAMES
+
+
+def _slices(name: str) -> tuple[int, str]:
+    """Returns the number of slices, and the topology of each, from a name such as "2*v5e:16x16"."""
+    count, star, slice_name = name.rpartition("*")
+    if star and not (count.isdecimal() and int(count)):
+        raise UserError(f"--topology={name}: several slices are written as in 2*{slice_name}")
+    return (int(count) if star else 1), slice_name
 
 
 def _sides(name: str) -> list[int]:

@@ -112,7 +112,7 @@ def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
     except UserError:
         if is_given:
             raise
-        mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1)
+        mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1, slices=1)
         return step.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
 
 
