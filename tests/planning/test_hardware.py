@@ -160,13 +160,14 @@ def test_the_loss_passes_six_times_over_its_logits():
 def test_the_optimizer_passes_once_over_the_state():
     """It reads and writes parameters and moments, and reads gradients, for their norm as well.
 
-    The norm of the new parameters reads them again. A second pass over the state took 4 more.
+    The norm of the new parameters reads them again, and on several devices, the sum of the
+    gradients passes over them. A second pass over the state takes 4 more.
     """
     case = (*GPT, "model.dtype=bfloat16")
     parameters = program(GPU, *case)[1].parameter_counts()["params"]
     kernels = hlo.kernels(text(GPU, *case))
     update = [each for each in kernels if "jvp" not in each.source]
-    assert 8 < moved(update) / (4 * parameters) < 11
+    assert 8 < moved(update) / (4 * parameters) < 14
 
 
 @pytest.mark.parametrize("name", [GPU, TPU])
