@@ -1,4 +1,4 @@
-"""Adds up the kernels of updates that are compiled for GPUs and TPUs, none of which is needed.
+"""Adds up the kernels of updates that are compiled for GPUs and TPUs. No GPU or TPU is needed.
 
 python benchmarks/kernels.py [NAME ...] [--json=FILE] [--root=CHECKOUT] [--longest=N]
 python benchmarks/kernels.py --table --json=FILE

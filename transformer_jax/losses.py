@@ -71,7 +71,9 @@ def cross_entropy(
     Returns:
       `(loss, nll, correct)`, float32 scalars: the cross-entropy with label smoothing, the one
       without it, and the number of positions whose label has the largest logit. All three have
-      exact gradients. `correct` is constant in everything except the weights.
+      exact gradients, up to the rounding of the logits, which are stored in the dtype of `hidden`
+      if gradients are computed. `correct` is constant in everything except the weights, and counts
+      a label whose logit equals the largest one, as rounded logits do more often.
 
     The logits are materialized only for a chunk of the length at a time. The forward pass computes
     the gradient of the loss while a chunk's logits exist, so that the backward pass need not
@@ -326,9 +328,9 @@ def _summed(
         sums = (jax.nn.logsumexp(logits, axis=-1), logits.max(axis=-1))
         return *sums, *(x.sum(axis=-1) for x in others)
 
-    # One pass over the logits instead of one for the largest, which is what the time goes into on a
-    # GPU: the sum is rescaled whenever a larger logit is found (Milakov & Gimelshein 2018,
-    # algorithm 3). XLA does not know how to add up such tuples over devices.
+    # The time of a GPU goes into reading the logits, so they are read once instead of twice, first
+    # for the largest one: the sum is rescaled whenever a larger logit is found (Milakov &
+    # Gimelshein 2018, algorithm 3). XLA does not know how to add up such tuples over devices.
     def add(first, second):
         highest = jnp.maximum(first[0], second[0])
         total = sum(total * jnp.exp(largest - highest) for largest, total, *_ in (first, second))

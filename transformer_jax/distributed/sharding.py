@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -19,7 +20,7 @@ from transformer_jax.config import UserError
 # table, maps each logical axis to the mesh axes that split it. From these shardings `jax.jit`
 # partitions the programs.
 
-# The first axes have the slowest connections: stages of a pipeline send the least.
+# Devices along the first axes may be the farthest from each other: they exchange the least.
 AXES = ("pipeline", "data", "fsdp", "tensor", "sequence")
 
 RULES = {
@@ -85,9 +86,7 @@ def make_mesh(config, devices=None) -> Mesh:
     # Slices exchange nothing but gradients, along the axis data. XLA reduces these within each
     # slice first, so that each of its devices sends a part of the sum to the other slices.
     axis = AXES.index("data")
-    in_slice = [
-        size // slices if number == axis else size for number, size in enumerate(sizes)
-    ]
+    in_slice = [size // slices if number == axis else size for number, size in enumerate(sizes)]
     if sizes[axis] % slices:
         raise UserError(f"config.mesh.slices={slices} does not divide {keys}")
     parts = [
@@ -128,6 +127,16 @@ def rules(config) -> dict[str, tuple[str, ...]]:
                 f"config.mesh.rules: no mesh axis {min(unknown)!r}; there are: {', '.join(AXES)}"
             )
         table[logical] = tuple(axes)
+    if table["layers"] != RULES["layers"]:
+        raise UserError(
+            "config.mesh.rules: layers are split over pipeline alone; to split parameters, give "
+            "another of their axes, such as embed"
+        )
+    if config.pipeline > 1 and not all("pipeline" in table[name] for name in ("batch", "lookup")):
+        raise UserError(
+            f"config.mesh.rules: with config.mesh.pipeline={config.pipeline}, the axes of batch "
+            "and lookup must contain pipeline"
+        )
     return table
 
 
@@ -243,26 +252,30 @@ def without(axis: str):
 
 
 @contextlib.contextmanager
-def in_microbatches(count: int) -> Iterator[list[str]]:
-    """In the context, the rows of a batch pass through a pipeline in so many microbatches.
-
-    Yields a list that has entries as soon as a pipeline has asked for their number.
-    """
-    asked = []
-    token = _microbatches.set((count, asked))
+def in_microbatches(count: int) -> Iterator["Microbatches"]:
+    """In the context, the rows of a batch pass through a pipeline in so many microbatches."""
+    current = Microbatches(count)
+    token = _microbatches.set(current)
     try:
-        yield asked
+        yield current
     finally:
         _microbatches.reset(token)
+
+
+@dataclasses.dataclass
+class Microbatches:
+    """The number of microbatches of a pipeline, and whether a pipeline has asked for it."""
+
+    count: int
+    are_used: bool = False
 
 
 def microbatches() -> int:
     """Returns the number of microbatches of a pipeline, by default one for each stage."""
     if _microbatches.get() is None:
         return parts("layers")
-    count, asked = _microbatches.get()
-    asked.append("pipeline")
-    return count
+    _microbatches.get().are_used = True
+    return _microbatches.get().count
 
 
 def in_group() -> bool:
@@ -282,18 +295,29 @@ def draw_rows(
         return draw(key, shape)
     group, groups = _group.get()
     batch_shape = (groups * shape[0], *shape[1:])
+    return _part_of_draw(lambda key: draw(key, batch_shape), groups, axis=0)(key, group)
+
+
+def _part_of_draw(draw: Callable[[jax.Array], jax.Array], groups: int, axis: int):
+    """Returns the function (key, group) -> the group's part of draw(key), along an axis of rows."""
 
     @jax.custom_batching.custom_vmap
     def on_group(key, group):
-        return jax.lax.dynamic_slice_in_dim(draw(key, batch_shape), group * shape[0], shape[0])
+        drawn = draw(key)
+        size = drawn.shape[axis] // groups
+        return jax.lax.dynamic_slice_in_dim(drawn, group * size, size, axis)
 
-    # Under the vmap over groups, one draw serves all of them. The default rule would draw the
-    # numbers of the whole batch once for each group.
     @on_group.def_vmap
-    def on_all_groups(_, batched, key, group):
-        return draw(key, batch_shape).reshape(groups, *shape), True
+    def on_all(_, mapped, keys, group):
+        if mapped[0]:  # over the stages of a pipeline, each with a key of its own
+            return _part_of_draw(jax.vmap(draw), groups, axis + 1)(keys, group), True
+        # Under the vmap over groups, one draw serves all of them. The default rule would draw the
+        # numbers of the whole batch once for each group.
+        drawn = draw(keys)
+        parts = drawn.reshape(*drawn.shape[:axis], groups, -1, *drawn.shape[axis + 1 :])
+        return jnp.moveaxis(parts, axis, 0), True
 
-    return on_group(key, group)
+    return on_group
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

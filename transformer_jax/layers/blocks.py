@@ -258,6 +258,10 @@ class Stack(nn.Module):
 
     Decoding unrolls all layers. Its collections are tuples with one entry for each repeat, and so
     are the parameters that `for_decoding` returns.
+
+    If the mesh has the axis "pipeline", its stages divide the repeats (layers/pipeline.py), and the
+    positional arguments, the mask and the arguments named in `_BY_ROW` must consist of arrays that
+    have as many rows as x, or one row for all.
     """
 
     blocks: tuple[Callable[..., nn.Module], ...]
@@ -287,12 +291,7 @@ class Stack(nn.Module):
             masks = [mask.replace(**fields) for fields in self._windows_of_layers()]
             return self._decode(x, args, masks, decode=decode, **kwargs)
         if sharding.parts("layers") > 1 and not self.is_initializing():
-            if self.shared or every_layer or not {*kwargs} <= _BY_ROW:
-                raise UserError(
-                    "config.mesh.pipeline: each stage has its own layers, and passes on the output "
-                    "of the last one; this model shares its layers, reads the outputs of all, or "
-                    "gives them arrays that are not divided by row"
-                )
+            self._check_stages(every_layer, kwargs)
             return self._in_stages(x, args, mask=mask, train=train, **kwargs)
 
         by_layer = (self._repeats, len(self.blocks))
@@ -317,6 +316,21 @@ class Stack(nn.Module):
             return last_output
         return jax.tree.map(lambda every, one: every.reshape(-1, *one.shape), outputs, x)
 
+    def _check_stages(self, every_layer: bool, kwargs: dict) -> None:
+        """Raises UserError for what a pipeline can't compute."""
+        causes = {
+            "shares its layers": self.shared,
+            "reads the outputs of all layers": every_layer,
+            "replaces activations": activations.replaced(),
+            f"gives its layers {', '.join({*kwargs} - _BY_ROW)}": not {*kwargs} <= _BY_ROW,
+        }
+        for cause, holds in causes.items():
+            if holds:
+                raise UserError(
+                    "config.mesh.pipeline: each stage has its own layers, and passes on the output "
+                    f"of the last one; this model {cause}; use --config.mesh.pipeline=1"
+                )
+
     def _in_stages(self, x, args: tuple, *, mask: Mask, train: bool, **kwargs):
         """Applies the layers as the stages of a pipeline."""
         mask, windows = self._with_windows(mask)
@@ -325,6 +339,12 @@ class Stack(nn.Module):
         # What has a row for each row of x goes through the stages with it. The rest is the same for
         # all rows, such as a bias that only distances determine.
         leaves, structure = jax.tree.flatten((args, mask, kwargs))
+        for leaf in leaves:
+            if jnp.ndim(leaf) and len(leaf) not in (1, num_rows):
+                raise UserError(
+                    f"config.mesh.pipeline: layers read an array {jnp.shape(leaf)}, which has not "
+                    f"one row for each of the {num_rows} rows of the batch"
+                )
         is_row = [jnp.ndim(leaf) > 0 and len(leaf) == num_rows for leaf in leaves]
 
         def layer(variables, number, x, rows):

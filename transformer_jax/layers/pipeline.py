@@ -55,7 +55,7 @@ def run(
     """
     stages, microbatches = sharding.parts("layers"), sharding.microbatches()
     num_layers, num_rows = (len(jax.tree.leaves(tree)[0]) for tree in (stacked, x))
-    _check(stages, microbatches, num_layers, num_rows)
+    check(stages, microbatches, num_layers, num_rows // (sharding.parts("batch") // stages))
     by_stage = jax.tree.map(
         lambda array: array.reshape(stages, num_layers // stages, *array.shape[1:]), stacked
     )
@@ -94,28 +94,41 @@ def _parts() -> tuple[int, int, int]:
     return stages, outer, sharding.parts("batch") // (stages * outer)
 
 
-def _check(stages: int, microbatches: int, num_layers: int, num_rows: int) -> None:
-    key, devices = f"config.mesh.pipeline={stages}", sharding.parts("batch") // stages
-    if num_layers % stages:
-        raise UserError(f"{key} does not divide the {num_layers} layers, or patterns of layers")
+def check(stages: int, microbatches: int, num_layers: int, num_rows: int) -> None:
+    """Raises UserError if the stages do not divide the layers, or the microbatches the rows.
+
+    `num_rows` is the number of rows in a batch for one of the devices that a stage has.
+    """
+    key = f"config.mesh.pipeline={stages}"
     if microbatches % stages:
         raise UserError(
             f"{key} does not divide config.train.accumulation={microbatches}, the number of "
             f"microbatches that pass through the stages; set it to {stages} or {2 * stages}"
         )
-    if num_rows % (devices * microbatches):
+    if num_layers % stages:
+        raise UserError(f"{key} does not divide the {num_layers} layers, or patterns of layers")
+    if num_rows % microbatches:
         raise UserError(
-            f"{key}: {num_rows} rows can't be divided into {microbatches} microbatches on "
-            f"{devices} x {stages} devices; change config.train.batch or config.train.accumulation"
+            f"{key}: {num_rows} rows of a batch for each device of a stage can't be divided into "
+            f"{microbatches} microbatches; change config.train.batch or config.train.accumulation"
         )
 
 
 def _loop(layer: Callable, by_stage, waiting, num_layers: int):
     """Returns the outputs (stages, microbatches of a stage, rows, ...) of all microbatches.
 
-    `waiting` are the microbatches, in two trees (x, others) of that shape. They wait on all
-    devices, so that none holds the whole batch. In each step, those in one slot move to the device
-    before, and the output of the last stage takes the place that becomes free.
+    `waiting` are the microbatches, in two trees (x, others) of that shape: they wait on all
+    devices, so that none holds the whole batch. Each device has slots, one for each of its
+    microbatches. In each step, one slot is next on all devices: stage 0 computes the microbatch
+    that its device has there, the others move to the device before theirs, and the last device
+    puts there what its stage has computed. With two stages, and four microbatches a, b, c and d
+    whose outputs are A, B, C and D:
+
+        step                      0      1      2      3      4      end
+        stage 0 computes          a      b      c      d      -
+        stage 1 computes          -      a      b      c      d
+        device 0 has, before it   a b    c b    c d    - d    - A    B A
+        device 1 has, before it   c d    - d    - A    B A    B C    D C
     """
     stages, slots = jax.tree.leaves(waiting)[0].shape[:2]
     numbers = jnp.arange(stages)
@@ -138,13 +151,16 @@ def _loop(layer: Callable, by_stage, waiting, num_layers: int):
         leaving = jax.tree.map(at_slot, waiting)
         x, others = _where(numbers == 0, leaving, arrived)
         done = (on_all(by_stage, numbers, number, x, others), others)
-        moved = _where(numbers == stages - 1, done, _rotated(leaving, -1))
+        left, right = _exchanged(leaving, done)
+        moved = _where(numbers == stages - 1, done, left)
         put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
-        return (jax.tree.map(put, waiting, moved), _rotated(done, 1)), None
+        return (jax.tree.map(put, waiting, moved), right), None
 
-    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), waiting)
+    # Stages without a microbatch compute something that nobody reads. They are given rows of the
+    # batch rather than zeros, for which a layer may have a derivative that is not finite.
+    anything = jax.tree.map(lambda x: x[:, 0], waiting)
     count = stages * slots + stages - 1
-    ((outputs, _), _), _ = jax.lax.scan(step, (waiting, nothing), jnp.arange(count))
+    ((outputs, _), _), _ = jax.lax.scan(step, (waiting, anything), jnp.arange(count))
     # The output of a microbatch is on the device where it waited, stages - 1 slots later.
     order = (jnp.arange(slots) + stages - 1) % slots
     return jax.tree.map(lambda x: x[:, order], outputs)
@@ -159,11 +175,21 @@ def _where(condition: Shaped[Array, " S"], first, second):
     return jax.tree.map(choose, first, second)
 
 
-def _rotated(tree, shift: int):
-    """Returns arrays (stages, ...) in which each stage has what its neighbor had."""
-
-    def rotated(x):
+def _exchanged(leaving, done):
+    """Returns what arrives from the next stage of `leaving`, and from the one before of `done`."""
+    is_cpu = sharding.platform() == "cpu"
+    if is_cpu:
+        leaving, done = jax.lax.optimization_barrier((leaving, done))
+    arrays, structure = jax.tree.flatten((leaving, done))
+    shifts, _ = jax.tree.flatten(
+        (jax.tree.map(lambda x: -1, leaving), jax.tree.map(lambda x: 1, done))
+    )
+    arrived = []
+    for x, shift in zip(arrays, shifts):
+        if is_cpu and arrived:
+            # XLA on CPU runs collectives that do not depend on each other in any order, another one
+            # on each device, so that devices may wait for each other for ever.
+            x, arrived[-1] = jax.lax.optimization_barrier((x, arrived[-1]))
         x = jnp.roll(x, shift, axis=0)
-        return sharding.constrain(x, "layers", "batch", *[None] * (x.ndim - 2))
-
-    return jax.tree.map(rotated, tree)
+        arrived.append(sharding.constrain(x, "layers", "batch", *[None] * (x.ndim - 2)))
+    return jax.tree.unflatten(structure, arrived)

@@ -373,7 +373,10 @@ def _kernel(each: _Instruction, body: dict, bodies: dict) -> Kernel:
     """Returns the kernel of an instruction in the computation `body`, executed once."""
     sizes = [body[name].size for name in each.operands if name in body]
     moved, flops, kind = each.size + sum(sizes), 0.0, each.op
-    if each.op == "fusion":
+    if each.op in (*_PARTS, "copy-start"):
+        # A slice is read and written, and so is a copy, whose result is a tuple with its operand.
+        moved = 2 * _array_bytes(each.shape)[0]
+    elif each.op == "fusion":
         fused = bodies[_CALLED.search(each.line)[1]]
         moved, flops = _fused_bytes(fused, sizes), _flops(fused, bodies)
     elif each.op in ("dot", "convolution"):
@@ -383,6 +386,10 @@ def _kernel(each: _Instruction, body: dict, bodies: dict) -> Kernel:
         kind = _TARGET.search(each.line)[1]
         if "fmha" in kind:
             kind, flops = "attention", _attention_flops(each)
+        elif "gemm" in kind or "cublas" in kind:
+            # Each of the three sizes of a product is an axis of two of these arrays.
+            arrays = [body[name].dimensions for name in each.operands[:2]] + [each.dimensions]
+            kind, flops = "product", 2 * math.prod(math.prod(x) ** 0.5 for x in arrays)
     source = _SOURCE.search(each.line)
     return Kernel(each.name, kind, source[1] if source else "", 1, moved, flops)
 

@@ -214,7 +214,7 @@ def _line(variant: Variant, result: Estimate) -> str:
 def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
     """Yields the variants whose mesh divides all arrays and whose arguments fit."""
     policies = list(REMAT) if "remat" in config.model else ["none"]
-    count = len(devices) // config.mesh.sequence
+    count = len(devices) // config.mesh.sequence // config.mesh.pipeline
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
         # Both axes split the rows of a batch.
         if count % (data * fsdp) or config.train.batch % (data * fsdp):

@@ -252,7 +252,7 @@ def _smaller_activations(config, rows: int) -> list[str]:
     advised = []
     accumulation = config.train.accumulation
     rows_per_device = config.train.batch // accumulation // rows
-    if rows_per_device > 1:
+    if rows_per_device > 1 and config.mesh.pipeline == 1:
         advised.append(
             f"--config.train.accumulation={accumulation * rows_per_device}: one row a device at a "
             f"time instead of {rows_per_device}, with the same result"

@@ -107,6 +107,9 @@ def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
     "data", unless the overrides give a mesh, for which UserError is raised if it does not fit.
     """
     mesh = task.config.mesh
+    if mesh.pipeline > 1 and not is_given:
+        # Decoding has no pipeline, and all devices are better used by splitting the rows.
+        mesh.update(pipeline=1, data=-1)
     try:
         return step.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
     except UserError:

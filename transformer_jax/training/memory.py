@@ -92,7 +92,8 @@ def training_remedies(config: ConfigDict, runs: int = 1) -> str:
     train = config.train
     flags = [f"fewer runs together (now {runs})"] if runs > 1 else []
     accumulation = _next_accumulation(train)
-    if accumulation:
+    # All microbatches are in a pipeline together, so that more of them save nothing.
+    if accumulation and config.mesh.pipeline == 1:
         flags.append(
             f"--config.train.accumulation={accumulation} or more (now {train.accumulation})"
         )

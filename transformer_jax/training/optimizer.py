@@ -25,6 +25,8 @@ TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in 
 # Orthogonal updates are scaled to the root mean square that updates of AdamW typically have, so
 # that the same learning rate suits both (Liu et al. 2025, section 2.2).
 _MUON_RMS = 0.2
+# An epsilon with a finite inverse, which a smaller number may not have in float32.
+_LEAST_EPS = 1e-30
 
 
 def make(
@@ -69,13 +71,13 @@ def make(
 def keeps_finite(config) -> bool:
     """Returns whether finite gradients always make finite updates.
 
-    It holds where each number of an update is a mean of gradients, or one divided by the root of a
-    mean of squares plus epsilon. It isn't claimed where norms, averages or factorizations of whole
-    parameters come between.
+    It holds where each number of an update is the sign of gradients, a decaying sum of them, or
+    their mean divided by the root of a mean of squares plus epsilon. It isn't claimed where norms,
+    averages or factorizations of whole parameters come between.
     """
     sections = configs.optimizer_sections(config).values()
     return all(
-        each.name in ("sgd", "lion") or (each.name in ("adam", "adamw") and each.eps > 0)
+        each.name in ("sgd", "lion") or (each.name in ("adam", "adamw") and each.eps >= _LEAST_EPS)
         for each in sections
     )
 

@@ -179,11 +179,11 @@ def _make_update(task, optimizer: Optimizer, param_shardings):
             "param_norm": optax.tree.norm(params),
         }
         # A sum is not finite as soon as one of its terms is not, so that one test covers the loss
-        # and the norm of the gradients. The update is only tested where it can be what is not
-        # finite, because a test means that it is computed twice: before anything is written, and
-        # while the state is written. Testing it instead of the new parameters is enough, because
-        # finite parameters and a finite update have a finite sum, and it keeps old and new
-        # parameters from being in memory at once (3 GB for GPT-3 175B on 64 chips).
+        # and the norm of the gradients. A test of the update makes XLA compute it twice, before
+        # anything is written and while the state is written, so it is tested only if finite
+        # gradients may give an update that is not. Testing it instead of the new parameters is
+        # enough, because finite parameters and a finite update have a finite sum, and it keeps old
+        # and new parameters from being in memory at once (3 GB for GPT-3 175B on 64 chips).
         tested = sums["loss"][0] + norms["grad_norm"]
         if not keeps_finite(task.config.optimizer):
             tested += norms["update_norm"]
@@ -248,9 +248,9 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         )
     if sharding.parts("layers") > 1:
         # The microbatches pass through the pipeline together, within one pass of the model.
-        with sharding.in_microbatches(count) as pipelines:
+        with sharding.in_microbatches(count) as microbatches:
             totals, carry = compute(0, jax.tree.map(pipeline.joined, batch), state.carry)
-        if not pipelines or carry is not None:
+        if not microbatches.are_used or carry is not None:
             raise UserError(
                 f"config.mesh.pipeline={sharding.parts('layers')}: is for models whose layers are "
                 "a stack, and for tasks without a carry; not for config.model.name="
@@ -505,6 +505,10 @@ class Program:
         table = sharding.rules(config.mesh)
         batch_sharding = sharding.batch_sharding(mesh, table)
         _check_positions(config.train, task)
+        stages = config.mesh.pipeline
+        if stages > 1:
+            # The layers and rows are checked where the model is traced, below.
+            pipeline.check(stages, config.train.accumulation, stages, config.train.accumulation)
         # Every row shape is checked here, so that a later phase of the run can't fail in its
         # middle; only the batch of the first one is kept.
         batch, *_ = [
@@ -523,7 +527,7 @@ class Program:
                 f"config.task.name={config.task.name!r}: has a carry, so it makes one pass over a "
                 f"batch, not (epochs, minibatches)={task.passes}"
             )
-        if task.experience is not None or task.passes != (1, 1):
+        if task.experience is not None or task.passes != (1, 1) or stages > 1:
             train_step.eval_shape(state, batch)  # raises where a batch can't be divided
         return cls(
             mesh=mesh,
@@ -570,7 +574,7 @@ def _batch(train, specs, batch_sharding) -> dict[str, jax.ShapeDtypeStruct]:
     """
     batch = {}
     for name, spec in specs.items():
-        for size in (train.first_batch, spec.shape[0]):
+        for size in filter(None, (train.first_batch, spec.shape[0])):
             shape = (train.accumulation, size // train.accumulation, *spec.shape[1:])
             sharding.check(
                 shape,
