@@ -28,7 +28,7 @@ MODELS = {
     "decoder": Decoder(**SIZES, num_heads=2, num_kv_heads=1, d_ff=12, max_length=8),
     "lstm": RecurrentLM(**SIZES),
 }
-MESH = ConfigDict({"rules": ()})
+MESH = ConfigDict({"rules": (), "pipeline": 1})
 PROMPTS, LIMIT, END = ["24", "3", "04233"], 3, 1
 
 

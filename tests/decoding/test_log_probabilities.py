@@ -141,7 +141,7 @@ def params():
 
 def scores(scoring, params, texts, context=(), batch=64):
     """Returns the log-probabilities of the tokens of each text of ids."""
-    mesh = types.SimpleNamespace(data=1, fsdp=1, tensor=1, sequence=1, rules=())
+    mesh = types.SimpleNamespace(pipeline=1, data=1, fsdp=1, tensor=1, sequence=1, rules=())
     scorer = Scorer(scoring, batch, Placement.of(params, mesh))
     pairs = [(scoring.started(list(context)), list(text)) for text in texts]
     names = [f"text {number}" for number in range(len(pairs))]

@@ -100,6 +100,7 @@ def test_bytes_that_a_device_sends():
         "all-reduce": 1200,
         "collective-permute": 800,
         "collective-broadcast": 800,
+        "send": 800,
     }
     assert hlo.Collective("all-reduce", 1, 800, 1).moved == 0
 

@@ -221,7 +221,9 @@ def test_finite_gradients_make_finite_updates(name):
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("keys", [dict(name="muon"), dict(name="adamw", eps=1e-39)])
+@pytest.mark.parametrize(
+    "keys", [dict(name="muon"), dict(name="adamw", eps=1e-39), dict(learning_rate=1e38)]
+)
 def test_other_updates_are_tested(keys):
     assert not optimizer.keeps_finite(section(**keys))
 

@@ -27,6 +27,7 @@ TraitsOf = Callable[[Any], Traits]  # the argument is a parameter's key path in 
 _MUON_RMS = 0.2
 # An epsilon with a finite inverse, which a smaller number may not have in float32.
 _LEAST_EPS = 1e-30
+_USUAL_RATE = 1e6  # with a larger one, the product with a gradient may not be finite
 
 
 def make(
@@ -72,12 +73,16 @@ def keeps_finite(config) -> bool:
     """Returns whether finite gradients always make finite updates.
 
     It holds where each number of an update is the sign of gradients, a decaying sum of them, or
-    their mean divided by the root of a mean of squares plus epsilon. It isn't claimed where norms,
-    averages or factorizations of whole parameters come between.
+    their mean divided by the root of a mean of squares plus epsilon, with a usual learning rate. It
+    isn't claimed where norms, averages or factorizations of whole parameters come between.
     """
     sections = configs.optimizer_sections(config).values()
     return all(
-        each.name in ("sgd", "lion") or (each.name in ("adam", "adamw") and each.eps >= _LEAST_EPS)
+        each.learning_rate <= _USUAL_RATE
+        and (
+            each.name in ("sgd", "lion")
+            or (each.name in ("adam", "adamw") and each.eps >= _LEAST_EPS)
+        )
         for each in sections
     )
 

@@ -22,7 +22,7 @@ from transformer_jax.distributed import hosts, sharding
 from transformer_jax.layers import parameters, pipeline
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
-from transformer_jax.training.optimizer import gradient_point, keeps_finite
+from transformer_jax.training.optimizer import gradient_point
 
 # Folded into the key of a step to draw its experience, and into the key of an epoch to shuffle its
 # rows. Microbatches, minibatches and epochs fold in their numbers, which never get this large, so
@@ -35,6 +35,7 @@ class Optimizer(NamedTuple):
 
     tx: optax.GradientTransformation
     rate: optax.Schedule  # of `config.optimizer`, by applied update
+    keeps_finite: bool = False  # whether finite gradients always make finite updates
 
 
 def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
@@ -185,7 +186,7 @@ def _make_update(task, optimizer: Optimizer, param_shardings):
         # enough, because finite parameters and a finite update have a finite sum, and it keeps old
         # and new parameters from being in memory at once (3 GB for GPT-3 175B on 64 chips).
         tested = sums["loss"][0] + norms["grad_norm"]
-        if not keeps_finite(task.config.optimizer):
+        if not optimizer.keeps_finite:
             tested += norms["update_norm"]
         finite = jnp.isfinite(tested)
         # A NaN in the carry would make all later losses NaN, even if this loss is finite.
@@ -521,7 +522,8 @@ class Program:
         tx = optimizer.make(config.optimizer, num_updates, task, traits)
         state = abstract(task, tx, mesh, table)
         learning_rate = optimizer.schedule(config.optimizer, num_updates)
-        train_step = make_train_step(task, Optimizer(tx, learning_rate), mesh, table, state)
+        both = Optimizer(tx, learning_rate, optimizer.keeps_finite(config.optimizer))
+        train_step = make_train_step(task, both, mesh, table, state)
         if task.passes != (1, 1) and state.carry is not None:
             raise UserError(
                 f"config.task.name={config.task.name!r}: has a carry, so it makes one pass over a "
