@@ -43,13 +43,12 @@ LLAMA = {
 }
 MODELS = {
     "GPT-2 124M": ("gpt/gpt2.py:124m", GPT2 | {"model.unroll": 12, "train.batch": 32}),
-    "GPT-2 124M, scanned": ("gpt/gpt2.py:124m", GPT2 | {"train.batch": 32}),
+    "GPT-2 124M, scanned": ("gpt/gpt2.py:124m", GPT2 | {"model.unroll": 1, "train.batch": 32}),
     "GPT-2 355M": ("gpt/gpt2.py:355m", GPT2 | {"train.batch": 16}),
     "Llama 3.2 1B": ("decoder/llama2.py:7b", BF16 | LLAMA | {"train.batch": 4}),
     "BERT large": ("bert/large.py", BF16 | {"train.batch": 32}),
     "Transformer big": ("wmt/big.py:en-de", BF16),
     "T5 base": ("t5/t5.py:base", BF16 | {"train.batch": 32}),
-    "ViT-B/16": ("vit/vit.py:b16", BF16 | {"train.batch": 64}),
 }
 TOPOLOGIES = {"h100:1": 1, "h100:8": 8, "v5e:2x4": 8}  # and the devices, each with such a batch
 BEFORE = ", before"
@@ -149,7 +148,16 @@ def dump(name: str, file: pathlib.Path) -> None:
 
 def table(rows: list[dict]) -> str:
     """Returns the rows as Markdown, those of one case beside each other."""
-    header = ["update", "products", "attention", "other", "loss", "loss", "memory", "sum"]
+    header = [
+        "update",
+        "products",
+        "attention",
+        "other",
+        "sum",
+        "of which loss",
+        "its bytes",
+        "memory",
+    ]
     by_case = collections.defaultdict(list)
     for row in rows:
         by_case[row["objective"].removesuffix(BEFORE)].append(row)
@@ -160,10 +168,10 @@ def table(rows: list[dict]) -> str:
     lines = [
         [
             case,
-            *(cell(each, key, 1) for key in ("product", "attention", "other", "head_milliseconds")),
+            *(cell(each, key, 1) for key in ("product", "attention", "other", "milliseconds")),
+            cell(each, "head_milliseconds", 1),
             cell(each, "head_gb", 1) + " GB",
             cell(each, "memory_gb", 1) + " GB",
-            cell(each, "milliseconds", 1),
         ]
         for case, each in by_case.items()
     ]

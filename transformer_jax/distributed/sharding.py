@@ -217,20 +217,14 @@ def row_groups(param_shardings) -> int:
 def within_group(group: jax.Array, groups: int):
     """In the context, a batch is one group of its rows, under a vmap over all `groups`.
 
-    `group` is the number of the group, () int32. The vmap already occupies the mesh axis "data", so
-    the table in the context leaves it out.
+    `group` is the number of the group, () int32. The vmap occupies the mesh axis "data".
     """
-    mesh, table = _current.get()
-    without_data = {
-        logical: tuple(axis for axis in axes if axis != "data") for logical, axes in table.items()
-    }
-    current_token = _current.set((mesh, without_data))
-    group_token = _group.set((group, groups))
+    token = _group.set((group, groups))
     try:
-        yield
+        with without("data"):
+            yield
     finally:
-        _current.reset(current_token)
-        _group.reset(group_token)
+        _group.reset(token)
 
 
 @contextlib.contextmanager

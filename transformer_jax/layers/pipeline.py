@@ -55,7 +55,7 @@ def run(
     """
     stages, microbatches = sharding.parts("layers"), sharding.microbatches()
     num_layers, num_rows = (len(jax.tree.leaves(tree)[0]) for tree in (stacked, x))
-    check(stages, microbatches, num_layers, num_rows // (sharding.parts("batch") // stages))
+    _check(stages, microbatches, num_layers, num_rows // (sharding.parts("batch") // stages))
     by_stage = jax.tree.map(
         lambda array: array.reshape(stages, num_layers // stages, *array.shape[1:]), stacked
     )
@@ -94,17 +94,20 @@ def _parts() -> tuple[int, int, int]:
     return stages, outer, sharding.parts("batch") // (stages * outer)
 
 
-def check(stages: int, microbatches: int, num_layers: int, num_rows: int) -> None:
-    """Raises UserError if the stages do not divide the layers, or the microbatches the rows.
-
-    `num_rows` is the number of rows in a batch for one of the devices that a stage has.
-    """
-    key = f"config.mesh.pipeline={stages}"
+def check_microbatches(stages: int, microbatches: int) -> None:
+    """Raises UserError if the stages do not divide the number of microbatches."""
     if microbatches % stages:
         raise UserError(
-            f"{key} does not divide config.train.accumulation={microbatches}, the number of "
-            f"microbatches that pass through the stages; set it to {stages} or {2 * stages}"
+            f"config.mesh.pipeline={stages} does not divide config.train.accumulation="
+            f"{microbatches}, the number of microbatches that pass through the stages; set it to "
+            f"{stages} or {2 * stages}"
         )
+
+
+def _check(stages: int, microbatches: int, num_layers: int, num_rows: int) -> None:
+    """Checks what `run` divides. `num_rows` are the rows for one of the devices of a stage."""
+    check_microbatches(stages, microbatches)
+    key = f"config.mesh.pipeline={stages}"
     if num_layers % stages:
         raise UserError(f"{key} does not divide the {num_layers} layers, or patterns of layers")
     if num_rows % microbatches:

@@ -354,9 +354,8 @@ def make_eval_step(task, mesh, table):
     @jax.jit
     def eval_step(params, batch, carry=None):
         with sharding.use(mesh, table):
-            rows = _joined(batch)
-            if sharding.parts("layers") > 1:
-                rows = jax.tree.map(pipeline.joined, batch)
+            is_pipeline = sharding.parts("layers") > 1
+            rows = jax.tree.map(pipeline.joined, batch) if is_pipeline else _joined(batch)
             # Without a key there is no dropout: a score depends on the parameters alone.
             with sharding.in_microbatches(jax.tree.leaves(batch)[0].shape[0]):
                 _, measured, following = task.loss(params, rows, Context(carry=carry))
@@ -507,9 +506,7 @@ class Program:
         batch_sharding = sharding.batch_sharding(mesh, table)
         _check_positions(config.train, task)
         stages = config.mesh.pipeline
-        if stages > 1:
-            # The layers and rows are checked where the model is traced, below.
-            pipeline.check(stages, config.train.accumulation, stages, config.train.accumulation)
+        pipeline.check_microbatches(stages, config.train.accumulation)
         # Every row shape is checked here, so that a later phase of the run can't fail in its
         # middle; only the batch of the first one is kept.
         batch, *_ = [
