@@ -1,10 +1,11 @@
-"""Trains the quickstarts with a chain of digests, and recomputes their last updates.
+"""Trains the quickstarts twice with a chain of digests, and recomputes their last updates.
 
 python benchmarks/verified.py --json=FILE [NAME ...]
 
-Each quickstart makes four updates, and `verify` recomputes the last two in a process of its own,
-which tokenizes the text again. The row says how many updates, and how many tensors of the state,
-had other bits. It takes about a minute a quickstart.
+Each quickstart makes four updates. Another process makes the same four, with no data and no
+programs that the first one has kept: `again` names the checkpoints at which the metrics of an
+update or a tensor of the state has other bits. Then `verify` recomputes the last two updates, and
+`differences` says what differs. It takes about two minutes a quickstart.
 """
 
 import argparse
@@ -45,32 +46,49 @@ def main() -> None:
             comparison.add_rows(arguments.json, [row], "objective", NAMES, command)
 
 
-def trained(name: str, folder: pathlib.Path) -> pathlib.Path:
+def trained(name: str, folder: pathlib.Path, runs: str = "runs") -> pathlib.Path:
     """Returns the run of a quickstart, after four updates."""
-    workdir = folder / name
+    workdir = folder / runs / name
     if not (workdir / "checkpoints").is_dir():
         keys = {key: trained(other, folder) for key, other in BEGINS.get(name, {}).items()}
-        keys |= {"train.num_steps": 4, "checkpoint.keep_every": 2, "data.cache": folder / "cache"}
+        keys |= {"train.num_steps": 4, "checkpoint.keep_every": 2}
+        keys |= {"data.cache": folder / f"cache-{runs}"}
         _call("train", f"--config={name}/quickstart", workdir, keys)
     return workdir
 
 
 def verified(name: str, folder: pathlib.Path) -> dict:
-    """Returns what `verify` found in the last two updates of a quickstart."""
+    """Returns what differs in a second training of a quickstart, and what `verify` found."""
     workdir = trained(name, folder)
+    first, second = map(checkpoints, (workdir, trained(name, folder, "again")))
     found = json.loads(_call("verify", "--from=2", workdir, {}, "--to=4"))
     (stretch,) = found["recomputed"]
     return {
+        "again": [step for step in first | second if first.get(step) != second.get(step)],
         "updates": stretch["to"] - stretch["from"],
         "exact": stretch["exact"],
         "differences": found["differences"],
     }
 
 
+def checkpoints(workdir: pathlib.Path) -> dict[int, list]:
+    """Returns the digests in the chain of a run: metrics of updates, lines and tensors by step."""
+    entries = map(json.loads, (workdir / "chain.jsonl").read_text().splitlines())
+    digests = ("updates", "lines", "state")
+    return {
+        entry["step"]: [entry[name] for name in digests]
+        for entry in entries
+        if entry["kind"] == "checkpoint"
+    }
+
+
 def _call(program: str, first: str, workdir: pathlib.Path, keys: dict, *flags: str) -> str:
     command = [sys.executable, "-m", f"transformer_jax.{program}", first, f"--workdir={workdir}"]
     options = [*flags, *(f"--config.{key}={value}" for key, value in keys.items())]
-    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{workdir}-programs"}
+    done = subprocess.run(
+        [*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""

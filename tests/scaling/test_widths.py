@@ -7,6 +7,7 @@ import pytest
 
 from tests.layers.test_mup import gpt
 from transformer_jax.config import UserError
+from transformer_jax.layers.embeddings import Projection
 from transformer_jax.pictures import widths as pictures
 from transformer_jax.scaling import coordinates, transfer
 
@@ -23,7 +24,8 @@ def test_the_check_measures_every_module_the_logits_and_the_loss(checked):
     names = {name.removesuffix(", update 1") for name in checked["muP"]["slopes"]}
     layers = "decoder/layers"
     assert {"token_embed 1", f"{layers}/attention/query 1", f"{layers}/mlp 2"} < names
-    assert {"logits 1", "loss 1"} < names
+    assert {"logits 1", "logits by the initial table 1", "logits by its change 1"} < names
+    assert "loss 1" in names
     # At the base's own width, both parametrizations are one.
     assert checked["muP"]["changes"][16] == checked["standard"]["changes"][16]
     assert checked["muP"]["changes"][32] != checked["standard"]["changes"][32]
@@ -31,6 +33,21 @@ def test_the_check_measures_every_module_the_logits_and_the_loss(checked):
     assert text.startswith("muP: ") and "\nstandard: not flat" in text
     figure = pictures.coordinates(checked)
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["muP", "standard"]
+
+
+def test_the_parts_of_the_logits_add_up():
+    random = np.random.default_rng(0)
+
+    def logits():
+        hidden, table = random.normal(size=(3, 8)), random.normal(size=(5, 8))
+        return coordinates._Logits(hidden.astype("f"), Projection(table.astype("f")))
+
+    start, now = logits(), logits()
+    first, second = coordinates._parts(start, now).values()
+    hidden = now.hidden - start.hidden
+    np.testing.assert_allclose(first, hidden @ start.output.table.T, rtol=1e-5, atol=1e-5)
+    change = now.with_hidden(now.hidden) - start.with_hidden(start.hidden)
+    np.testing.assert_allclose(first + second, change, rtol=1e-5, atol=1e-5)
 
 
 def test_a_slope_is_that_of_the_logarithms():

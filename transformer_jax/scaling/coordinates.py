@@ -7,9 +7,10 @@ more in wider models.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -17,6 +18,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
 from transformer_jax.layers import activations
+from transformer_jax.layers.embeddings import Output
 from transformer_jax.pictures.progress import say
 from transformer_jax.runs.spec import resolve
 from transformer_jax.runs.train import loop_of
@@ -126,20 +128,51 @@ def _changes(config: ConfigDict, seeds: int, updates: int) -> list[Changes]:
             lambda x, old: jax.device_put(x, old.sharding), start.replace(params=params), state
         )
         rows = {key: value[0, :_ROWS] for key, value in batch_of(seed * updates).items()}
-        before = _activations(task, state.params, rows)
+        before, start_of_logits = _activations(task, state.params, rows)
         measured.append({})
         for update in range(updates):
             state = step(state, batch_of(seed * updates + update))
-            for name, after in _activations(task, state.params, rows).items():
-                change = np.square(after - before[name], dtype=np.float64)
+            after, logits = _activations(task, state.params, rows)
+            changes = {name: after[name] - before[name] for name in after}
+            if logits and start_of_logits:
+                changes |= _parts(start_of_logits, logits)
+            for name, change in changes.items():
+                change = np.square(change, dtype=np.float64)
                 # A model that diverges has no change that could be compared.
                 if change.any() and np.isfinite(change).all():
                     measured[-1][name, update + 1] = float(np.sqrt(change.mean()))
     return measured
 
 
-def _activations(task, params, batch: dict) -> dict[str, np.ndarray]:
-    """Returns the output of each module, the logits and the loss of a few rows."""
+class _Logits(NamedTuple):
+    """Logits as a product: of hidden states (..., M) with the table of an output layer."""
+
+    hidden: jax.Array
+    output: Output
+
+    def with_hidden(self, hidden: jax.Array) -> np.ndarray:
+        return np.asarray(self.output.logits(hidden))
+
+
+def _parts(start: _Logits, now: _Logits) -> dict[str, np.ndarray]:
+    """Returns the two parts whose sum is the change of the logits.
+
+    The table starts from random values, so that the first part is largely a sum of random terms,
+    which falls with the width until there are many more of them than tokens. The second part is
+    what the table has learned.
+    """
+    between = start.with_hidden(now.hidden)
+    return {
+        "logits by the initial table 1": between - start.with_hidden(start.hidden),
+        "logits by its change 1": now.with_hidden(now.hidden) - between,
+    }
+
+
+def _activations(task, params, batch: dict) -> tuple[dict[str, np.ndarray], _Logits | None]:
+    """Returns the output of each module, the logits and the loss of a few rows.
+
+    With them are the factors of the logits, or None for a model that computes them in another way.
+    """
     rows = len(jax.tree.leaves(batch)[0])
     context = Context(carry=task.initial_carry(rows))
     loss, calls = activations.calls(lambda: task.loss(params, batch, context))
@@ -154,11 +187,14 @@ def _activations(task, params, batch: dict) -> dict[str, np.ndarray]:
             growth = task.growths.get((*path, "kernel"))
             scale = growth.queries if growth else 1.0
             _number(found, "/".join(path), np.asarray(result) * scale)
+    logits = None
     if {"hidden", "scaled_output"} <= last.keys():
-        _number(found, "logits", np.asarray(last["scaled_output"].logits(last["hidden"])))
+        # The table may be a parameter itself, whose memory the next update takes.
+        logits = _Logits(last["hidden"], jax.tree.map(jnp.copy, last["scaled_output"]))
+        _number(found, "logits", logits.with_hidden(logits.hidden))
     terms = [task.coefficients[name] * term for name, term in loss.terms.items()]
     _number(found, "loss", np.asarray(sum(terms)))
-    return found
+    return found, logits
 
 
 def _number(found: dict[str, np.ndarray], name: str, value: np.ndarray) -> None:
