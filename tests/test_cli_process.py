@@ -82,7 +82,7 @@ def test_dry_run_plans_a_small_model():
     done = call("dry_run", "--config=configs/gpt/quickstart.py", "--devices=2", *keys)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout.splitlines()[-1])
-    assert plan["mesh"] == {"pipeline": 1, "data": 1, "fsdp": 2, "tensor": 1, "sequence": 1}
+    assert plan["mesh"] == dict(pipeline=1, data=1, fsdp=2, expert=1, tensor=1, sequence=1)
     assert plan["tokens_per_step"] == 4 * 32
     # parameters and two moments, of which each device has half
     assert plan["bytes_per_device"]["arguments"] == pytest.approx(6 * plan["params"], rel=0.1)
@@ -105,6 +105,7 @@ def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
         "pipeline": 1,
         "data": 2,
         "fsdp": 2,
+        "expert": 1,
         "tensor": 2,
         "sequence": 1,
     }

@@ -434,6 +434,7 @@ mesh.tensor: tp tensor_parallel tensor_parallel_size tensor_model_parallel_size 
 mesh.data: dp data_parallel data_parallel_size num_gpus n_gpus gpus num_devices
 mesh.fsdp: zero zero_stage fsdp_size sharded
 mesh.pipeline: pp pipeline_parallel pipeline_model_parallel_size num_stages stages
+mesh.expert: ep expert_parallel expert_parallel_size expert_model_parallel_size
 mesh.sequence: sp sequence_parallel context_parallel_size cp context_parallel
 decode.beam: beam_size num_beams beam_width beams
 decode.alpha: length_penalty lenpen lp_alpha
@@ -1263,6 +1264,9 @@ class Mesh:
     tensor: int = 1  # devices over which heads, MLP width and vocabulary are split
     # devices over which the positions of a row are split, with ring attention (Liu et al. 2023)
     sequence: int = 1
+    # devices over which the experts of a layer are split, and the batch elsewhere (Lepikhin et al.
+    # 2021)
+    expert: int = 1
     # stages into which the layers are divided, each on other devices (Huang et al. 2019); the
     # microbatches of config.train.accumulation pass through them one after another
     pipeline: PositiveInt = 1

@@ -1,4 +1,4 @@
-"""Conversion of Llama and Qwen2 from and to Hugging Face checkpoints."""
+"""Conversion of Llama, Qwen2 and Mixtral from and to Hugging Face checkpoints."""
 
 import json
 
@@ -15,18 +15,18 @@ from tests.conversion.checkpoints import (
     weights,
 )
 from tests.fixtures.make_huggingface import HERE, PROMPT
-from tests.fixtures.make_huggingface_decoder import LLAMA, QWEN2, TEXTS
+from tests.fixtures.make_huggingface_decoder import LLAMA, MIXTRAL, QWEN2, TEXTS
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.runs.open import open_run
 
-BOTH = pytest.mark.parametrize("architecture", [LLAMA, QWEN2])
+ALL = pytest.mark.parametrize("architecture", [LLAMA, QWEN2, MIXTRAL])
 
 
 @pytest.mark.full
-@BOTH
+@ALL
 def test_a_checkpoint_equals_transformers_and_is_written_unchanged(architecture, tmp_path):
     folder = HERE / architecture
     run = tmp_path / "run"
@@ -80,6 +80,12 @@ def test_keys_of_earlier_releases_are_read(tmp_path):
         (LLAMA, {"mlp_bias": True}, "mlp_bias=True: only False"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act='gelu': only 'silu'"),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window=True: only False"),
+        (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1: only 0.0 is supported"),
+        (
+            MIXTRAL,
+            {"num_experts_per_tok": 5},
+            "experts_per_token=5: must be at most .*=4",
+        ),
         (
             QWEN2,
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
@@ -126,4 +132,8 @@ def test_runs_that_transformers_lacks_are_refused(tmp_path):
     run = random_run(decoder_config(local_window=4), tmp_path / "run")
     message = "config.model.local_window=4: LlamaForCausalLM has no window in all layers"
     with pytest.raises(UserError, match=message):
+        convert.to_hf(run, tmp_path / "hf")
+    experts = dict(num_experts=2, qkv_bias=True)
+    run = random_run(decoder_config(**experts), tmp_path / "experts")
+    with pytest.raises(UserError, match="config.model.name=.decoder. .* can be written"):
         convert.to_hf(run, tmp_path / "hf")

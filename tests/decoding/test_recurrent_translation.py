@@ -127,7 +127,7 @@ def test_lines_of_a_batch_have_the_translations_that_they_have_alone(model, beam
 @pytest.mark.sample("attention")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mesh_gives_the_translations_of_one_device(model):
-    mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 4, 1, 1), AXES)
+    mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 4, 1, 1, 1), AXES)
     split = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), params(model))
     name = "embed" if model == "summed" else "target_embed"
     split[name] = jax.device_put(split[name], NamedSharding(mesh, P(None, "fsdp")))

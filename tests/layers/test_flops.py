@@ -81,6 +81,16 @@ def test_decoder():
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH) + hidden_pairs
 
 
+@pytest.mark.parametrize("factor", [None, 1.0])
+def test_experts_have_room_for_their_capacity(factor):
+    model = Decoder(num_layers=2, num_experts=4, capacity_factor=factor, **SIZES)
+    hidden_pairs = 2 * 4 * model.d_model * LENGTH**2 / 2
+    apply = partial(model.apply, train=True)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens(LENGTH))
+    traced = estimate.flops(apply, params, tokens(LENGTH))
+    assert traced == model.flops(LENGTH) + hidden_pairs
+
+
 @pytest.mark.parametrize("window, pairs", [(None, 32), (8, 32), (100, 32), (2, 14)])
 def test_causal_pairs(window, pairs):
     assert parameters.causal_pairs(LENGTH, window) == pairs

@@ -224,7 +224,7 @@ def test_splash_from_one_length_to_another():
 def test_splash_on_a_mesh():
     q, k, v = arrays(128, 128)
     mask = Mask(causal=True, query_segments=segments(128), key_segments=segments(128))
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 1, 2, 1), sharding.AXES)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 1, 1, 2, 1), sharding.AXES)
 
     @jax.jit
     def split(q, k, v, mask):

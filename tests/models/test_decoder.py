@@ -1,4 +1,4 @@
-"""The decoder of Llama and Qwen2: published sizes, masks, decoding, and its keys' limits."""
+"""The decoder of Llama, Qwen2 and Mixtral: published sizes, masks, decoding, limits of its keys."""
 
 import functools
 import math
@@ -33,8 +33,9 @@ VARIANTS = pytest.mark.parametrize(
         {},
         dict(tie_output=True, qkv_bias=True, rotary_factor=8.0, rotary_length=16),
         dict(local_window=4, num_kv_heads=1),
+        dict(num_experts=4),
     ],
-    ids=["llama", "qwen2", "sliding_window"],
+    ids=["llama", "qwen2", "sliding_window", "experts"],
 )
 
 
@@ -58,10 +59,16 @@ def changed_at(position):
 
 
 @pytest.mark.parametrize(
-    "size, count", [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)]
+    "config, count",
+    [
+        ("llama2.py:7b", 6_738_415_616),
+        ("llama2.py:13b", 13_015_864_320),
+        ("llama2.py:70b", 68_976_648_192),
+        ("mixtral.py", 46_702_792_704),
+    ],
 )
-def test_published_parameter_counts(size, count):
-    model = build_model(configs.load(f"{CONFIGS}/decoder/llama2.py:{size}"))
+def test_published_parameter_counts(config, count):
+    model = build_model(configs.load(f"{CONFIGS}/decoder/{config}"))
     params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count
 
@@ -123,6 +130,7 @@ def test_cached_decoding_equals_the_whole_prefix(options):
         (dict(num_kv_heads=3), "num_kv_heads=3: must divide config.model.num_heads=4"),
         (dict(head_dim=5), "head_dim=5: must be even"),
         (dict(rotary_factor=0.5), "rotary_factor=0.5: must be at least 1"),
+        (dict(capacity_factor=0.0), "capacity_factor=0.0: must be above 0"),
     ],
 )
 def test_keys_have_limits(options, key):

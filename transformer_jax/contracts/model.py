@@ -412,6 +412,15 @@ class Model(nn.Module, abc.ABC):
         """The number of arrays that `layers` returns: the embeddings, and the states per layer."""
         return self.num_layers + 1
 
+    @property
+    def layer_losses(self) -> dict[str, float]:
+        """The factors of the losses that the layers sow in training, by name.
+
+        A layer sows the sum over its rows by `self.sow("losses", name, value)`, and the loss is the
+        mean over layers and rows. Tasks that predict next tokens add it to their own.
+        """
+        return {}
+
     @nn.nowrap
     def reader(self, tokenizer: Any) -> Any:
         """Returns the tokenizer that splits a text into input units, by default `tokenizer`.

@@ -21,16 +21,22 @@ from transformer_jax.config import UserError
 # partitions the programs.
 
 # Devices along the first axes may be the farthest from each other: they exchange the least.
-AXES = ("pipeline", "data", "fsdp", "tensor", "sequence")
+AXES = ("pipeline", "data", "fsdp", "expert", "tensor", "sequence")
 
 RULES = {
     # The rows of a batch. They are split over fsdp as well, because devices along it hold different
     # parts of the parameters, but should not all compute the same rows. For the same reason they
-    # are split over pipeline, but not within the stages of a stack.
-    "batch": ("data", "pipeline", "fsdp"),
+    # are split over pipeline, but not within the stages of a stack, and over expert, except where
+    # experts compute.
+    "batch": ("data", "pipeline", "fsdp", "expert"),
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
     "lookup": ("data", "pipeline"),
+    # The rows of a batch where experts compute: each device has the positions of these rows that
+    # its own experts read.
+    "routed": ("data", "pipeline", "fsdp"),
+    # The experts of a layer.
+    "experts": ("expert",),
     # The positions of a row. They can be split, because attention alone needs those of other
     # devices, and ring attention exchanges them.
     "length": ("sequence",),

@@ -1,7 +1,7 @@
 """The decoder-only Transformer of Llama and related models.
 
 Llama: Touvron et al. 2023; Llama 3: Grattafiori et al. 2024. Qwen2: Yang et al. 2024. Sliding
-windows: Mistral 7B, Jiang et al. 2023.
+windows: Mistral 7B, Jiang et al. 2023. Experts: Mixtral 8x7B, Jiang et al. 2024.
 """
 
 import dataclasses
@@ -12,7 +12,14 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, Range, UserError
+from transformer_jax.config import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    UserError,
+)
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface.generate_options import Causal
 from transformer_jax.huggingface.tensors import Keys, layers
@@ -20,6 +27,7 @@ from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import MLP, Block, Remat, RMSNorm, Stack
 from transformer_jax.layers.embeddings import Embed, Projection, Rotary
+from transformer_jax.layers.experts import Experts, capacity
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 
@@ -51,6 +59,14 @@ class Decoder(Cached):
     rotary_length: int = 8192  # length of rows in training without rotary_factor
     # number of positions that a position attends to; None: all earlier positions
     local_window: PositiveInt | None = None
+    # MLPs of a layer, of which each token is sent to a few; 0: all tokens have the same MLP
+    num_experts: NonNegativeInt = 0
+    experts_per_token: PositiveInt = 2  # experts to which each token is sent
+    # limit of the positions of a row that an expert computes in training, relative to the number
+    # that it has if all have the same; None: no limit, for num_experts / experts_per_token times
+    # the FLOPs
+    capacity_factor: Annotated[float, Range(above=0)] | None = None
+    balance: NonNegativeFloat = 0.02  # factor of the loss that makes experts equally frequent
     qkv_bias: bool = False  # biases of the projections to queries, keys and values (Qwen2)
     tie_output: bool = False  # uses the token embeddings as output projection
     norm_epsilon: NonNegativeFloat = 1e-5  # added to the mean square in norms
@@ -75,6 +91,16 @@ class Decoder(Cached):
             raise UserError(
                 f"config.model.head_dim={self._head_dim}: must be even for rotary positions"
             )
+
+        if self.num_experts and self.experts_per_token > self.num_experts:
+            raise UserError(
+                f"config.model.experts_per_token={self.experts_per_token}: must be at most "
+                f"config.model.num_experts={self.num_experts}"
+            )
+
+    @property
+    def layer_losses(self) -> dict[str, float]:
+        return {"balance": self.balance} if self.num_experts else {}
 
     @property
     def _head_dim(self) -> int:
@@ -101,9 +127,17 @@ class Decoder(Cached):
             output_bias=False,  # also in Qwen2, where queries, keys and values have biases
             **linear,
         )
-        mlp = partial(
-            MLP, d_ff=self.d_ff, activation=jax.nn.silu, gated=True, use_bias=False, **linear
-        )
+        gated = dict(d_ff=self.d_ff, activation=jax.nn.silu, **linear)
+        if self.num_experts:
+            mlp = partial(
+                Experts,
+                num_experts=self.num_experts,
+                per_token=self.experts_per_token,
+                capacity_factor=self.capacity_factor,
+                **gated,
+            )
+        else:
+            mlp = partial(MLP, gated=True, use_bias=False, **gated)
         norm = partial(RMSNorm, self.norm_epsilon)
         block = partial(
             Block,
@@ -148,14 +182,22 @@ class Decoder(Cached):
             kv_width=kv_heads * self._head_dim,
             mlp_inputs=2,
         )
-        layer = sizes.layer(length, parameters.causal_pairs(length, self.local_window))
+        pairs = parameters.causal_pairs(length, self.local_window)
+        layer = sizes.attention(length, length, pairs)
+        if self.num_experts:
+            experts, per_token = self.num_experts, self.experts_per_token
+            room = capacity(length, experts, per_token, self.capacity_factor)
+            layer += sizes.mlp(experts * room) + parameters.dense(length, self.d_model, experts)
+        else:
+            layer += sizes.mlp(length)
         positions = length if predictions is None else predictions
         return self.num_layers * layer + parameters.dense(positions, self.d_model, self.vocab_size)
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
 #
-# Llama and Qwen2 are one model here; they differ only in the biases of queries, keys and values.
+# Llama, Qwen2 and Mixtral are one model here: Qwen2 has biases of queries, keys and values, and
+# Mixtral has experts.
 _REQUIRED = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
@@ -190,17 +232,35 @@ _QWEN2_KEYS = Keys(
     allowed={"hidden_act": ("silu",), "use_sliding_window": (False,)},
     absent=_ABSENT,
 )
+_MIXTRAL_KEYS = Keys(
+    _REQUIRED | {"num_local_experts": "num_experts"},
+    _OPTIONAL
+    | {
+        "num_experts_per_tok": ("experts_per_token", 2),
+        "router_aux_loss_coef": ("balance", 0.001),
+        "sliding_window": ("local_window", None),
+    },
+    allowed={"hidden_act": ("silu",), "router_jitter_noise": (0.0,)},
+)
 
-_LAYER = {
+_ATTENTION = {
     "input_layernorm.weight": ("same", "attention_norm/scale"),
     "self_attn.q_proj.weight": ("linear", "attention/query/kernel"),
     "self_attn.k_proj.weight": ("linear", "attention/key/kernel"),
     "self_attn.v_proj.weight": ("linear", "attention/value/kernel"),
     "self_attn.o_proj.weight": ("linear_merge", "attention/out/kernel"),
     "post_attention_layernorm.weight": ("same", "mlp_norm/scale"),
+}
+_MLP = {
     "mlp.gate_proj.weight": ("linear", "mlp/wi/kernel"),
     "mlp.up_proj.weight": ("linear", "mlp/wv/kernel"),
     "mlp.down_proj.weight": ("linear", "mlp/wo/kernel"),
+}
+_EXPERTS = {
+    "block_sparse_moe.gate.weight": ("linear", "mlp/router/kernel"),
+    "block_sparse_moe.experts.{}.w1.weight": ("linear", "mlp/wi/kernel"),
+    "block_sparse_moe.experts.{}.w3.weight": ("linear", "mlp/wv/kernel"),
+    "block_sparse_moe.experts.{}.w2.weight": ("linear", "mlp/wo/kernel"),
 }
 _BIASES = {
     "self_attn.q_proj.bias": ("vector", "attention/query/bias"),
@@ -208,12 +268,14 @@ _BIASES = {
     "self_attn.v_proj.bias": ("vector", "attention/value/bias"),
 }
 _OUTPUT = "lm_head.weight"
-_LLAMA = {
+_BODY = {
     "model.embed_tokens.weight": ("same", "token_embed/embedding"),
-    **layers("model.layers.{}.", "decoder/layers/", _LAYER),
+    **layers("model.layers.{}.", "decoder/layers/", _ATTENTION),
     "model.norm.weight": ("same", "norm/scale"),
     _OUTPUT: ("same", "output_embed/embedding"),
 }
+_LLAMA = _BODY | layers("model.layers.{}.", "decoder/layers/", _MLP)
+_MIXTRAL = _BODY | layers("model.layers.{}.", "decoder/layers/", _EXPERTS)
 _QWEN2 = _LLAMA | layers("model.layers.{}.", "decoder/layers/", _BIASES)
 
 # Numbers of turns in the trained length between which the rates change gradually. `Rotary` has
@@ -234,9 +296,11 @@ class LanguageModel(Causal):
     tied = {_OUTPUT: ("embed_tokens.weight",)}
 
     qkv_bias: bool = False
+    has_experts: bool = False
 
     def matches(self, config):
-        return super().matches(config) and config.model.qkv_bias == self.qkv_bias
+        own = (config.model.qkv_bias, config.model.num_experts > 0)
+        return super().matches(config) and own == (self.qkv_bias, self.has_experts)
 
     def table(self, model):
         names = self.tensors.keys() - ({_OUTPUT} if model.tie_output else set())
@@ -306,4 +370,7 @@ def _rotary(hf_config: dict) -> dict:
 ARCHITECTURES = [
     LanguageModel("LlamaForCausalLM", "llama", _LLAMA_KEYS, _LLAMA, "causal_lm"),
     LanguageModel("Qwen2ForCausalLM", "qwen2", _QWEN2_KEYS, _QWEN2, "causal_lm", qkv_bias=True),
+    LanguageModel(
+        "MixtralForCausalLM", "mixtral", _MIXTRAL_KEYS, _MIXTRAL, "causal_lm", has_experts=True
+    ),
 ]

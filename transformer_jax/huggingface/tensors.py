@@ -6,7 +6,7 @@ import json
 import operator
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 
 import jax
@@ -169,7 +169,8 @@ LAYOUTS = {
 # arrays are concatenated on the last axis, as for queries, keys and values in one matrix. "{}" in a
 # name is the number of a layer; our arrays then hold all layers of a stack on the first axis, and
 # each stack may have its own number of layers. "{1:3}" means the layers 1, 4, 7 and so on, which
-# are those of one block in a repeated pattern of three.
+# are those of one block in a repeated pattern of three. A second "{}" is the number of an expert,
+# and our arrays then hold the experts of a layer on the next axis.
 Table = dict[str, tuple[str, ...]]
 _NUMBER = re.compile(r"\{(?:(\d+):(\d+))?\}")
 
@@ -206,14 +207,22 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
     arrays_of = {}
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
-        convert = LAYOUTS[layout]
-        if not is_stack(name):
-            arrays_of[name] = [convert(array) for array in arrays]
-            continue
-        # strict, because arrays of one matrix with different numbers of layers mean a wrong table.
-        for repeat, parts in enumerate(zip(*arrays, strict=True)):
-            arrays_of[layer_name(name, repeat)] = [convert(part) for part in parts]
+        for single, parts in _singles(name, arrays):
+            arrays_of[single] = [LAYOUTS[layout](part) for part in parts]
     return arrays_of
+
+
+def _singles(name: str, arrays: Sequence) -> Iterator[tuple[str, Sequence]]:
+    """Yields the name and the parts of arrays for each layer of a stack, or for each expert of it.
+
+    A name without numbers has the arrays themselves.
+    """
+    if not is_stack(name):
+        yield name, arrays
+        return
+    # strict, because arrays of one matrix with different numbers of layers mean a wrong table.
+    for repeat, parts in enumerate(zip(*arrays, strict=True)):
+        yield from _singles(layer_name(name, repeat), parts)
 
 
 def is_stack(name: str) -> bool:
@@ -224,7 +233,7 @@ def is_stack(name: str) -> bool:
 def layer_name(name: str, repeat: int) -> str:
     """Returns the name of the tensor in one layer, the index of which in our stack is `repeat`."""
     number = _NUMBER.search(name)
-    return _NUMBER.sub(str(int(number[1] or 0) + int(number[2] or 1) * repeat), name)
+    return _NUMBER.sub(str(int(number[1] or 0) + int(number[2] or 1) * repeat), name, count=1)
 
 
 def first_rows(params, names: tuple[str, ...], count: int):

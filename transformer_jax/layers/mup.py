@@ -140,7 +140,7 @@ def growths(shapes, base_shapes) -> dict[Path, Growth]:
     found = {}
     for path, (size, leaf) in sizes.items():
         base_size, _ = base_sizes[path]
-        first = int(leaf.is_stack)
+        first = leaf.num_stacked
         if len(size) != len(base_size) or size[:first] != base_size[:first]:
             raise UserError(
                 f"config.optimizer.base: {'/'.join(path)} is {size} in the model and {base_size} "

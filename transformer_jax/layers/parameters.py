@@ -31,12 +31,13 @@ def names(path) -> Path:
 class Traits:
     """The declaration of a parameter. It is a leaf of a pytree."""
 
-    # Logical axes, one for each dimension. The first axis of a stack of layers is "layers".
+    # Logical axes, one for each dimension. The first axis of a stack of layers is "layers", and the
+    # next one of a layer's experts is "experts".
     axes: tuple[str | None, ...]
     # Whether weight decay applies.
     decays: bool = False
-    # Number of leading axes, not counting "layers", that a matrix contracts with its input; the
-    # remaining axes belong to its output. 0: an embedding or a vector.
+    # Number of leading axes, not counting "layers" and "experts", that a matrix contracts with its
+    # input; the remaining axes belong to its output. 0: an embedding or a vector.
     inputs: int = 0
     head: bool = False  # whether the matrix is an output head
     # For queries of attention: muP divides them by the growth of their last axis to this power.
@@ -47,6 +48,11 @@ class Traits:
     def is_stack(self) -> bool:
         """Whether the first axis is the layers of a stack, each with its own parameter."""
         return self.axes[:1] == ("layers",)
+
+    @property
+    def num_stacked(self) -> int:
+        """The number of leading axes along which each entry is a parameter of its own."""
+        return self.is_stack + ("experts" in self.axes[self.is_stack :][:1])
 
 
 class Declared(nn.LogicallyPartitioned):

@@ -32,6 +32,7 @@ from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.inference.translating import SequenceToSequenceUse
+from transformer_jax.layers import parameters
 from transformer_jax.pictures.progress import track
 
 # --------------------------------------------------------------------------------------------------
@@ -247,6 +248,25 @@ def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
     )
 
 
+def states_with_losses(
+    model: Any, params, inputs: Inputs, context: Context
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns (the hidden states of rows, the model's `layer_losses`, as sums over the rows).
+
+    A loss is the mean over the layers. Without training, there are none.
+    """
+    hidden, kept = model.apply(
+        {"params": params},
+        inputs,
+        train=context.train,
+        method="hidden",
+        rngs={"dropout": context.rng} if context.train else None,
+        mutable=["losses"],
+    )
+    losses = parameters.sown_losses(kept)
+    return hidden, {name: loss / model.num_layers for name, loss in losses.items()}
+
+
 def carried_states(model: Any, params, batch, context: Context) -> tuple[jax.Array, Any]:
     """Returns (the hidden states of rows that continue streams, the carry after these rows)."""
     return model.apply(
@@ -329,17 +349,19 @@ class NextTokens(CausalUse, TextTask):
                 f"config.model.name={self.config.model.name!r}: config.task.name="
                 f"{self.config.task.name!r} is for causal models, such as gpt and decoder"
             )
-        self.coefficients = {"loss": 1.0}
+        self.coefficients = {"loss": 1.0} | self.model.layer_losses
         check_row_length("length", self.length, self.model)
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
 
     def weights(self, batch):
-        return {"loss": batch["weights"].sum().astype(jnp.float32)}
+        rows = jnp.float32(len(batch["weights"]))
+        own = {"loss": batch["weights"].sum().astype(jnp.float32)}
+        return own | dict.fromkeys(self.model.layer_losses, rows)
 
     def loss(self, params, batch, context: Context) -> Loss:
-        hidden, carry = self.states(params, batch, context)
+        hidden, carry, layer_losses = self.states(params, batch, context)
         output = self.model.apply({"params": params}, method="scaled_output")
         weights = batch["weights"].astype(jnp.float32)
         loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
@@ -350,16 +372,19 @@ class NextTokens(CausalUse, TextTask):
             "accuracy": (correct, count),
             "filled": (self.filled(batch), jnp.int32(batch["weights"].size)),
         }
-        return Loss({"loss": loss}, metrics, carry)
+        rows = jnp.int32(len(batch["weights"]))
+        metrics |= {name: (value, rows) for name, value in layer_losses.items()}
+        return Loss({"loss": loss} | layer_losses, metrics, carry)
 
     def states(self, params, batch, context: Context):
-        """Returns (hidden states (B, L, M), carry)."""
+        """Returns (hidden states (B, L, M), carry, the model's `layer_losses`)."""
         inputs = Inputs(
             batch["tokens"],
             positions=batch.get("positions"),
             segment_ids=batch.get("segment_ids"),
         )
-        return states(self.model, params, inputs, context), None
+        hidden, layer_losses = states_with_losses(self.model, params, inputs, context)
+        return hidden, None, layer_losses
 
     def filled(self, batch) -> jax.Array:
         """Returns the number of positions that are not padding: by default those with a weight."""

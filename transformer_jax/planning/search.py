@@ -57,7 +57,8 @@ class Variant:
 
     def rows(self, config) -> int:
         """Returns the number of rows of a microbatch on a device."""
-        return config.train.batch // self.accumulation // (self.data * self.fsdp)
+        groups = self.data * self.fsdp * config.mesh.expert
+        return config.train.batch // self.accumulation // groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,28 +215,29 @@ def _line(variant: Variant, result: Estimate) -> str:
 def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
     """Yields the variants whose mesh divides all arrays and whose arguments fit."""
     policies = list(REMAT) if "remat" in config.model else ["none"]
-    count = len(devices) // config.mesh.sequence // config.mesh.pipeline
+    mesh = config.mesh
+    count = len(devices) // mesh.sequence // mesh.pipeline // mesh.expert
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
-        # Both axes split the rows of a batch.
-        if count % (data * fsdp) or config.train.batch % (data * fsdp):
+        # Both axes split the rows of a batch, as expert does.
+        if count % (data * fsdp) or config.train.batch % (data * fsdp * mesh.expert):
             continue
-        mesh = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
-        task = make_task(mesh.of(config))
+        variant = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
+        task = make_task(variant.of(config))
         try:
             # Once for each mesh, because the arguments do not depend on the rest of a variant.
-            consumers = arguments(Program.of(mesh.of(config), task, devices))
+            consumers = arguments(Program.of(variant.of(config), task, devices))
         except UserError:  # the mesh does not divide a parameter, so it is no candidate
             continue
         taken = sum(consumers.values())
         if taken > chip.memory:
             continue
-        parameters = consumers["parameters"] * fsdp * mesh.tensor
-        for remat, power in itertools.product(policies, _powers_of_two(mesh.rows(config))):
-            variant = dataclasses.replace(mesh, remat=remat, accumulation=power)
+        parameters = consumers["parameters"] * fsdp * variant.tensor
+        for remat, power in itertools.product(policies, _powers_of_two(variant.rows(config))):
+            changed = dataclasses.replace(variant, remat=remat, accumulation=power)
             yield Candidate(
-                variant,
-                compute_seconds(variant.of(config), task, chip, len(devices)),
-                _sent(task, parameters, variant),
+                changed,
+                compute_seconds(changed.of(config), task, chip, len(devices)),
+                _sent(task, parameters, changed),
                 taken,
             )
 
@@ -253,7 +255,7 @@ def _sent(task, parameters: int, variant: Variant) -> float:
         for name, value in vars(task.model).items()
         if name.startswith("num_") and name.endswith("layers")
     )
-    rows = task.config.train.batch / (variant.data * variant.fsdp)
+    rows = task.config.train.batch / (variant.data * variant.fsdp * task.config.mesh.expert)
     activations = rows * task.positions(0) * task.model.d_model * 2
     # In units of the float32 parameters: three transfers in half precision are 1.5, and a sum over
     # devices sends each gradient twice.

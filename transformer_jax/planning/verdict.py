@@ -211,7 +211,7 @@ def advice(
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
     advised = _sharded_state(config, task, program, estimate)
     if estimate.fits is False:
-        advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"])
+        advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"] * sizes["expert"])
     # A dict removes duplicates, because several evaluations may have the same remedy.
     advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
     # The data and sequence axes hold copies of the state, so these devices count once.

@@ -80,7 +80,7 @@ class CausalLM(NextTokens):
 
     def states(self, params, batch, context: Context):
         if self.carry:
-            return carried_states(self.model, params, batch, context)
+            return *carried_states(self.model, params, batch, context), {}
         return super().states(params, batch, context)
 
     def derived(self, name, means):

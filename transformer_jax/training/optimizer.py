@@ -214,11 +214,11 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
     """Returns Muon for the matrices, each layer separately, and Adam for all other parameters."""
 
     def sides(path) -> optax.contrib.MuonDimensionNumbers:
-        """Returns the input and output axes; Muon batches over the axis of layers, in neither."""
+        """Returns the input and output axes; Muon batches over layers and experts, in neither."""
         traits = traits_of(path)
-        first_output = traits.is_stack + traits.inputs
+        first_output = traits.num_stacked + traits.inputs
         return optax.contrib.MuonDimensionNumbers(
-            tuple(range(traits.is_stack, first_output)),
+            tuple(range(traits.num_stacked, first_output)),
             tuple(range(first_output, len(traits.axes))),
         )
 
@@ -250,7 +250,7 @@ def _trust(updates, params, traits_of: TraitsOf):
     """Scales each layer's update to the norm of its parameters (You et al. 2020, algorithm 2)."""
 
     def scaled(path, update, param):
-        axes = tuple(range(traits_of(path).is_stack, param.ndim))
+        axes = tuple(range(traits_of(path).num_stacked, param.ndim))
         param_norm = _norm(param, axes)
         update_norm = _norm(update, axes)
         # A ratio of 0 would never let a parameter of zeros, such as a new bias, leave zero.
@@ -457,7 +457,7 @@ def adafactor_direction(
 
 def _rms(x: Float[Array, "..."], traits: Traits) -> Float[Array, "..."]:
     """Returns the root mean square of each layer, with all other axes reduced to size 1."""
-    axes = tuple(range(traits.is_stack, x.ndim))
+    axes = tuple(range(traits.num_stacked, x.ndim))
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
 
 
@@ -517,7 +517,7 @@ def _scale_by_factored_rms(
 
 def _sides(x: Float[Array, "..."], traits: Traits) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the row axes and the column axes of a matrix, or ((), ()) if it is not factored."""
-    first = int(traits.is_stack)
+    first = traits.num_stacked
     # An embedding declares no input axes, but it is a matrix, too: its rows are the tokens.
     first_column = first + max(traits.inputs, 1)
     sides = tuple(range(first, first_column)), tuple(range(first_column, x.ndim))
