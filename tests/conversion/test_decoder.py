@@ -81,6 +81,7 @@ def test_keys_of_earlier_releases_are_read(tmp_path):
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act='gelu': only 'silu'"),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window=True: only False"),
         (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1: only 0.0 is supported"),
+        (MIXTRAL, {"num_experts_per_tok": 1}, "num_experts_per_tok=1: only 2 or more experts"),
         (
             MIXTRAL,
             {"num_experts_per_tok": 5},

@@ -14,9 +14,10 @@ from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.contracts.task import Context
-from transformer_jax.layers import parameters
+from transformer_jax.layers import activations, parameters
 from transformer_jax.layers.experts import Experts, capacity
-from transformer_jax.planning import hlo
+from transformer_jax.layers.low_rank import is_matrix
+from transformer_jax.planning import estimate, hlo
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import trainer
 from transformer_jax.training.step import Program
@@ -33,12 +34,17 @@ def layer(per_token=2, factor=None):
     return module, jax.device_get(nn.unbox(module.init(jax.random.key(0), X)))
 
 
+def trained(module, params, x):
+    """Returns the outputs in a training with the loss of balance."""
+    return module.apply(params, x, train=True, mutable=["losses"])[0]
+
+
 # The references compute with NumPy.
 
 
 def chosen_experts(params, x, per_token: int):
     """Returns the experts of each position, the most probable first, and all probabilities."""
-    exponentials = np.exp(x @ params["params"]["router"]["kernel"])
+    exponentials = np.exp(x @ params["params"]["router"])
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
     return np.argsort(-probabilities, axis=-1)[..., :per_token], probabilities
 
@@ -60,7 +66,7 @@ def test_an_output_is_the_weighted_sum_of_the_chosen_experts(per_token):
         weights /= weights.sum(axis=-1, keepdims=True)
     expected = (np.take_along_axis(every, chosen[..., None], axis=2) * weights[..., None]).sum(2)
     for train in (False, True):
-        found = module.apply(params, X, train=train)
+        found, _ = module.apply(params, X, train=train, mutable=["losses"])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -69,7 +75,7 @@ def test_an_expert_computes_the_first_positions_up_to_its_limit():
     room = capacity(LENGTH, COUNT, 1, 0.5)
     assert room == 2
     chosen, probabilities = chosen_experts(params, X, 1)
-    found = np.asarray(module.apply(params, X, train=True))
+    found = np.asarray(trained(module, params, X))
     left_out = 0
     for row in range(len(X)):
         counts = [0] * COUNT
@@ -83,15 +89,16 @@ def test_an_expert_computes_the_first_positions_up_to_its_limit():
                 left_out += 1
             np.testing.assert_allclose(found[row, position], expected, rtol=1e-4, atol=1e-4)
     assert left_out > 3
-    # Without training, nothing is left out.
-    assert np.abs(np.asarray(module.apply(params, X))).min(axis=-1).all()
+    # Without the loss of balance, nothing is left out, in training or not.
+    for train in (False, True):
+        assert np.abs(np.asarray(module.apply(params, X, train=train))).min(axis=-1).all()
 
 
 def test_a_limit_leaves_earlier_positions_and_other_rows_unchanged():
     module, params = layer(2, 1.0)
     changed = X.copy()
     changed[1, 7] *= -1
-    before, after = (np.asarray(module.apply(params, x, train=True)) for x in (X, changed))
+    before, after = (np.asarray(trained(module, params, x)) for x in (X, changed))
     differs = np.abs(before - after).max(axis=-1) > 0
     assert differs[1, 7] and not differs[1, :7].any() and not differs[[0, 2]].any()
 
@@ -143,15 +150,73 @@ MESHES = [
     dict(fsdp=2, expert=2, tensor=2),
     dict(expert=2, sequence=2, data=2),
 ]
+# A loss of balance that is as large as that of tokens.
+BALANCED = dict(capacity_factor=1.25, balance=5.0)
 
 
 @pytest.mark.sample("0")
 @pytest.mark.parametrize("mesh", MESHES, ids=["0", "1", "2"])
 def test_losses_do_not_depend_on_the_mesh(mesh, tmp_path):
-    model = dict(capacity_factor=1.25)
-    expected, _ = losses(build(tmp_path, **model))
-    found, _ = losses(build(tmp_path, mesh, **model), devices=8)
+    expected, _ = losses(build(tmp_path, **BALANCED))
+    found, _ = losses(build(tmp_path, mesh, **BALANCED), devices=8)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("train", [dict(accumulation=4), dict(accumulation=2)])
+def test_losses_do_not_depend_on_the_microbatches(train, tmp_path):
+    expected, _ = losses(build(tmp_path, **BALANCED))
+    config = build(tmp_path, **BALANCED)
+    configs.set_key(config, "train.accumulation", train["accumulation"])
+    np.testing.assert_allclose(losses(config)[0], expected, rtol=1e-5)
+
+
+def test_recomputed_layers_save_the_products_of_experts(tmp_path):
+    """With "dots", a backward pass repeats the scores of attention, and no product of experts."""
+
+    def flops(remat):
+        task = make_task(build(tmp_path, remat=remat))
+        params = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+        batch = {name: jnp.zeros((4, 32), jnp.int32) for name in ("tokens", "labels", "weights")}
+
+        def total(params):
+            context = Context(train=True, rng=jax.random.key(0))
+            return sum(task.loss(params, batch, context).terms.values())
+
+        return estimate.flops(jax.grad(total), params)
+
+    none, dots, full = map(flops, ("none", "dots", "full"))
+    assert 0 <= dots - none < 0.2 * (full - none)
+
+
+def test_experts_have_no_adapters(tmp_path):
+    task = make_task(build(tmp_path))
+    leaves = jax.tree_util.tree_leaves_with_path(parameters.traits(task.param_shapes))
+    adapted = {"/".join(parameters.names(path)) for path, leaf in leaves if is_matrix(leaf)}
+    layer = "decoder/layers"
+    assert f"{layer}/attention/query/kernel" in adapted
+    assert not adapted & {f"{layer}/mlp/{name}/kernel" for name in ("wi", "wv", "wo")}
+
+
+def test_activations_of_experts_are_read(tmp_path):
+    task = make_task(build(tmp_path))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    names = activations.names(task.model, params, np.zeros((2, 8), np.int32))
+    assert {"decoder/layers/mlp/probabilities", "decoder/layers/mlp/hidden"} < {*names}
+
+
+def test_the_router_is_float32_in_decoding(tmp_path):
+    task = make_task(build(tmp_path, dtype="bfloat16"))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    (layer, _) = task.model.for_decoding(params)["decoder"]["layers"]["mlp"]["router"]
+    assert layer.dtype == jnp.float32
+
+
+def test_a_pipeline_refuses_experts(tmp_path):
+    config = build(tmp_path, dict(pipeline=2, data=1))
+    configs.set_key(config, "train.accumulation", 2)
+    with pytest.raises(UserError, match="keeps losses, as layers with experts do"):
+        losses(config, devices=2)
 
 
 def test_devices_exchange_positions_and_hold_their_own_experts(tmp_path):
@@ -176,13 +241,15 @@ def test_the_loss_of_balance_is_added_and_logged(tmp_path):
             range(1),
         )
     )
+    # The denominators are those of the whole batch, which has an axis of microbatches.
+    assert task.weights(batch)["balance"] == 8
     batch = jax.tree.map(lambda x: x[0], batch)
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     loss = jax.jit(
         lambda params: task.loss(params, batch, Context(train=True, rng=jax.random.key(1)))
     )(params)
     value, rows = loss.metrics["balance"]
-    assert rows == task.weights(batch)["balance"] == 8 and value == loss.terms["balance"]
+    assert rows == 8 and value == loss.terms["balance"]
     # Small initial weights choose nearly at random.
     assert 1 <= value / rows < 1.2
     evaluated = jax.jit(lambda params: task.loss(params, batch, Context()))(params)

@@ -417,7 +417,7 @@ class Model(nn.Module, abc.ABC):
         """The factors of the losses that the layers sow in training, by name.
 
         A layer sows the sum over its rows by `self.sow("losses", name, value)`, and the loss is the
-        mean over layers and rows. Tasks that predict next tokens add it to their own.
+        mean over layers and rows. The tasks causal_lm and chat add it to their own.
         """
         return {}
 

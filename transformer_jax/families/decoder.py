@@ -62,9 +62,8 @@ class Decoder(Cached):
     # MLPs of a layer, of which each token is sent to a few; 0: all tokens have the same MLP
     num_experts: NonNegativeInt = 0
     experts_per_token: PositiveInt = 2  # experts to which each token is sent
-    # limit of the positions of a row that an expert computes in training, relative to the number
-    # that it has if all have the same; None: no limit, for num_experts / experts_per_token times
-    # the FLOPs
+    # limit of the positions of a row that an expert computes in training; 1.25 is a quarter more
+    # than its equal share of length * experts_per_token / num_experts; None: no limit
     capacity_factor: Annotated[float, Range(above=0)] | None = None
     balance: NonNegativeFloat = 0.02  # factor of the loss that makes experts equally frequent
     qkv_bias: bool = False  # biases of the projections to queries, keys and values (Qwen2)
@@ -185,6 +184,7 @@ class Decoder(Cached):
         pairs = parameters.causal_pairs(length, self.local_window)
         layer = sizes.attention(length, length, pairs)
         if self.num_experts:
+            # The products have room for the capacity of all experts, whether it is used or not.
             experts, per_token = self.num_experts, self.experts_per_token
             room = capacity(length, experts, per_token, self.capacity_factor)
             layer += sizes.mlp(experts * room) + parameters.dense(length, self.d_model, experts)
@@ -236,7 +236,10 @@ _MIXTRAL_KEYS = Keys(
     _REQUIRED | {"num_local_experts": "num_experts"},
     _OPTIONAL
     | {
+        "num_key_value_heads": ("num_kv_heads", 8),
+        "rms_norm_eps": ("norm_epsilon", 1e-5),
         "num_experts_per_tok": ("experts_per_token", 2),
+        # transformers adds up the shares of all choices, so that its factor is smaller.
         "router_aux_loss_coef": ("balance", 0.001),
         "sliding_window": ("local_window", None),
     },
@@ -257,7 +260,7 @@ _MLP = {
     "mlp.down_proj.weight": ("linear", "mlp/wo/kernel"),
 }
 _EXPERTS = {
-    "block_sparse_moe.gate.weight": ("linear", "mlp/router/kernel"),
+    "block_sparse_moe.gate.weight": ("linear", "mlp/router"),
     "block_sparse_moe.experts.{}.w1.weight": ("linear", "mlp/wi/kernel"),
     "block_sparse_moe.experts.{}.w3.weight": ("linear", "mlp/wv/kernel"),
     "block_sparse_moe.experts.{}.w2.weight": ("linear", "mlp/wo/kernel"),
@@ -281,6 +284,7 @@ _QWEN2 = _LLAMA | layers("model.layers.{}.", "decoder/layers/", _BIASES)
 # Numbers of turns in the trained length between which the rates change gradually. `Rotary` has
 # these values of Llama 3.1 built in, so a checkpoint with others is refused.
 _TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_MIXTRAL_THETA = 1e6  # of files without rope_theta
 # Llama 3.1 has 131,072 positions. A converted run starts with shorter rows, which take much less
 # memory; config.task.length can be raised.
 _MAX_LENGTH = 4096
@@ -308,7 +312,11 @@ class LanguageModel(Causal):
 
     def model_keys(self, hf_config):
         others = {"head_dim": hf_config.get("head_dim"), "qkv_bias": self.qkv_bias}
-        return super().model_keys(hf_config) | _rotary(hf_config) | others
+        keys = super().model_keys(hf_config)
+        if self.has_experts:
+            _check_experts("num_experts_per_tok", keys["experts_per_token"])
+            keys["balance"] *= keys["experts_per_token"]
+        return keys | _rotary(hf_config, _MIXTRAL_THETA if self.has_experts else 10_000.0) | others
 
     def task_keys(self, config, hf_config):
         return {"length": min(config.model.max_length, _MAX_LENGTH)}
@@ -323,7 +331,11 @@ class LanguageModel(Causal):
                 "original_max_position_embeddings": model.rotary_length,
                 **_TURNS,
             }
-        return {
+        experts = {}
+        if self.has_experts:
+            _check_experts("config.model.experts_per_token", model.experts_per_token)
+            experts["router_aux_loss_coef"] = model.balance / model.experts_per_token
+        return experts | {
             "num_key_value_heads": model.num_kv_heads or model.num_heads,
             # Qwen2's configuration does not accept null.
             **({"head_dim": model.head_dim} if model.head_dim else {}),
@@ -336,7 +348,13 @@ class LanguageModel(Causal):
         }
 
 
-def _rotary(hf_config: dict) -> dict:
+def _check_experts(key: str, value: int) -> None:
+    """Raises UserError for one expert for each token, whose weight is always 1 in transformers."""
+    if value == 1:
+        raise UserError(f"{key}=1: only 2 or more experts for each token are Mixtral's")
+
+
+def _rotary(hf_config: dict, default_theta: float) -> dict:
     """Returns the keys of config.model for the rotary positions.
 
     transformers 5 stores them in rope_parameters, earlier releases in rope_theta and rope_scaling.
@@ -346,7 +364,7 @@ def _rotary(hf_config: dict) -> dict:
     values = hf_config.get(key) or {}
     if not isinstance(values, dict):
         raise UserError(f"{key}={values!r}: must be an object")
-    theta = values.get("rope_theta", hf_config.get("rope_theta", 10_000.0))
+    theta = values.get("rope_theta", hf_config.get("rope_theta", default_theta))
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(f"{key}.rope_type={kind!r}: only 'default' or 'llama3' is supported")

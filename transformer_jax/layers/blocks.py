@@ -16,7 +16,14 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations, pipeline
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.parameters import STATISTICS, Dropout, Linear, declared, recomputed
+from transformer_jax.layers.parameters import (
+    PRODUCTS,
+    STATISTICS,
+    Dropout,
+    Linear,
+    declared,
+    recomputed,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Layer normalization and RMS normalization. Both are computed in float32, because bfloat16 has too
@@ -228,7 +235,11 @@ class DroppedBlock(Block):
 # parameters, because they take longest to recompute, or only its input.
 REMAT = {
     "none": None,  # saves all activations
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
+    # saves matrix products
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(PRODUCTS),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,  # saves only the input of each layer
 }
 Remat = Literal["none", "dots", "full"]
@@ -368,7 +379,8 @@ class Stack(nn.Module):
                 if jax.tree.leaves(kept):
                     raise UserError(
                         "config.mesh.pipeline: the stages pass on hidden states alone, but a layer "
-                        f"of this model keeps {', '.join(kept)}"
+                        f"of this model keeps {', '.join(kept)}, as layers with experts do; use "
+                        "--config.mesh.pipeline=1"
                     )
             return x
 

@@ -37,7 +37,12 @@ def is_adapter(name: str) -> bool:
 
 
 def is_matrix(traits: Traits) -> bool:
-    """Returns whether a parameter can have an adapter: a matrix of a layer, a table or a head."""
+    """Returns whether a parameter can have an adapter: a matrix of a layer, a table or a head.
+
+    The matrices of experts have none.
+    """
+    if traits.num_stacked > traits.is_stack:
+        return False
     return traits.decays and len(traits.axes) - traits.is_stack > 1
 
 

@@ -299,6 +299,8 @@ class Dropout(nn.Module):
 # The name of the means and variances of a norm, which are saved: they have one number for each
 # position, and with them the backward pass computes neither of them again.
 STATISTICS = "statistics"
+# The name of products that are saved wherever matrix products are, although they have batch axes.
+PRODUCTS = "products"
 
 
 def recomputed(f: Callable, x: jax.Array) -> Callable:

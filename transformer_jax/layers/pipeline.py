@@ -66,8 +66,8 @@ def run(
     return jax.tree.map(lambda a: joined(a.reshape(-1, *a.shape[2:])), outputs)
 
 
-# Outside of the stack, the axis "pipeline" splits the rows of a batch between the axes "data" and
-# "fsdp"; here, it splits the microbatches. No row has to move to another device for that.
+# Outside of the stack, the axis "pipeline" splits the rows of a batch between the axis "data" and
+# the others; here, it splits the microbatches. No row has to move to another device for that.
 
 
 def divided(rows: Shaped[Array, "B ..."], microbatches: int) -> Shaped[Array, "N ..."]:
@@ -88,7 +88,7 @@ def joined(x: Shaped[Array, "N ..."]) -> Shaped[Array, "B ..."]:
 
 
 def _parts() -> tuple[int, int, int]:
-    """Returns into how many parts the axes "pipeline", "data" and "fsdp" split the rows."""
+    """Returns into how many parts the axes "pipeline" and "data" and the others split the rows."""
     stages = sharding.parts("layers")
     outer = sharding.parts("lookup") // stages
     return stages, outer, sharding.parts("batch") // (stages * outer)

@@ -356,7 +356,8 @@ class NextTokens(CausalUse, TextTask):
         return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
 
     def weights(self, batch):
-        rows = jnp.float32(len(batch["weights"]))
+        # The batch may be divided into microbatches.
+        rows = jnp.float32(math.prod(batch["weights"].shape[:-1]))
         own = {"loss": batch["weights"].sum().astype(jnp.float32)}
         return own | dict.fromkeys(self.model.layer_losses, rows)
 

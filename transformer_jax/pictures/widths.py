@@ -25,7 +25,7 @@ def coordinates(result: Mapping[str, Any]) -> "Figure":
         changes = result[name]["changes"]
         for activation in sorted(set.intersection(*({*found} for found in changes.values()))):
             if ending.search(activation):
-                is_logits = activation.startswith("logits")
+                is_logits = re.match(r"logits \d", activation) is not None
                 axes.loglog(
                     [int(width) for width in changes],
                     [np.exp(found[activation]) for found in changes.values()],

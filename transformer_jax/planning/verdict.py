@@ -208,14 +208,14 @@ def advice(
 ) -> list[str]:
     """Returns changes of the config that would reduce the largest consumers, surest first."""
     sizes = program.mesh.shape
-    state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
     advised = _sharded_state(config, task, program, estimate)
     if estimate.fits is False:
         advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"] * sizes["expert"])
     # A dict removes duplicates, because several evaluations may have the same remedy.
     advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
-    # The data and sequence axes hold copies of the state, so these devices count once.
-    total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
+    # Each array once, of which some axes hold copies.
+    state = (program.state.params, program.state.opt_state)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     min_devices = -(-total // int(estimate.chip.memory))
     if min_devices > estimate.devices:
         advised.append(
@@ -223,7 +223,8 @@ def advice(
             f"{min_devices} chips' memory"
         )
     elif not advised:
-        advised.append("more chips, split by config.mesh.fsdp or config.mesh.tensor")
+        experts = ", config.mesh.expert" if config.model.get("num_experts") else ""
+        advised.append(f"more chips, split by config.mesh.fsdp{experts} or config.mesh.tensor")
     return ["what would help:", *(f"  {line}" for line in advised)]
 
 
