@@ -33,6 +33,7 @@ PICTURES = {
     "growth_cpu": "growth",
     "history_cpu": "history",
     "length": "length",
+    "lstm_gpt_cpu": "",
     "norms_cpu": "",
     "objectives_cpu": "objectives",
     "positions_cpu": "positions",

@@ -206,7 +206,7 @@ def test_a_run_goes_on_without_stages(tmp_path):
     [
         (dict(train__accumulation=1), "pipeline=4 does not divide config.train.accumulation=1"),
         (dict(train__accumulation=4, model__num_layers=3), "pipeline=4 does not divide 3"),
-        (dict(train__accumulation=16), "config.mesh.data=2 x config.mesh.fsdp=1 does not divide 1"),
+        (dict(train__accumulation=16), "config.mesh.data=2 does not divide 1"),
     ],
 )
 def test_what_can_not_be_divided_is_named(keys, message, tmp_path):

@@ -31,7 +31,7 @@ RULES = {
     "batch": ("data", "pipeline", "fsdp", "expert"),
     # The rows of a batch during an embedding lookup. They are not split over fsdp, because that
     # axis splits the vectors: each device looks up its own columns of the table for all rows.
-    "lookup": ("data", "pipeline"),
+    "lookup": ("data", "pipeline", "expert"),
     # The rows of a batch where experts compute: each device has the positions of these rows that
     # its own experts read.
     "routed": ("data", "pipeline", "fsdp"),
@@ -185,9 +185,9 @@ def check(shape, sharding: NamedSharding, name: str) -> None:
     """Raises UserError, with `name` in the message, for a shape that the mesh does not divide."""
     for size, axes in zip(shape, sharding.spec):
         axes = (axes,) if isinstance(axes, str) else axes or ()
-        num_parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
-        if size % num_parts:
-            keys = " x ".join(f"config.mesh.{axis}={sharding.mesh.shape[axis]}" for axis in axes)
+        parts = {axis: n for axis in axes if (n := sharding.mesh.shape[axis]) > 1}
+        if size % math.prod(parts.values()):
+            keys = " x ".join(f"config.mesh.{axis}={n}" for axis, n in parts.items())
             raise UserError(f"{name} {tuple(shape)}: {keys} does not divide {size}")
 
 
@@ -387,6 +387,15 @@ def parts(logical_axis: str) -> int:
         return 1
     mesh, table = _current.get()
     return math.prod(mesh.shape[axis] for axis in table[logical_axis])
+
+
+def parts_before(logical_axis: str, axis: str) -> int:
+    """Returns into how many parts the axes before `axis` in the table split a logical axis."""
+    if _current.get() is None:
+        return 1
+    mesh, table = _current.get()
+    names = table[logical_axis]
+    return math.prod(mesh.shape[name] for name in names[: names.index(axis)])
 
 
 def mesh_axes(logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:

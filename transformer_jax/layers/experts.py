@@ -66,7 +66,7 @@ class Experts(nn.Module):
         # A row is routed as a whole, so that the devices along the axis "sequence" gather it.
         x = sharding.constrain(x, "batch", None, None)
         probabilities = activations.named(self, "probabilities", self._routed(x))  # (B, L, E)
-        weights, chosen = jax.lax.top_k(probabilities, self.per_token)  # (B, L, K)
+        weights, chosen = _largest(probabilities, self.per_token)  # (B, L, K)
         if self.per_token > 1:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         is_balanced = train and self.is_mutable_collection("losses")
@@ -84,6 +84,8 @@ class Experts(nn.Module):
             return jnp.zeros(self.num_experts * room + 1, int).at[slots].set(positions)[:-1]
 
         sent = jnp.take_along_axis(x, jax.vmap(held)(slots)[..., None], axis=1).astype(self.dtype)
+        # Also of its gradient, which would else be summed over the experts of all devices.
+        sent = sharding.constrain(sent, "batch", None, None)
         outputs = self._computed(sent.reshape(batch, self.num_experts, room, width))
         outputs = outputs.reshape(batch, self.num_experts * room, width)
         # Rows are split over the axis "expert" again.
@@ -150,6 +152,21 @@ class Matrices(nn.Module):
         """Returns the matrices in `dtype`, gathered over the mesh axis fsdp."""
         axes = [None if axis == "embed" else axis for axis in self.axes]
         return sharding.constrain(self.kernel.astype(self.dtype), "experts", *axes)
+
+
+def _largest(
+    probabilities: Float[Array, "B L E"], count: int
+) -> tuple[Float[Array, "B L K"], Int[Array, "B L K"]]:
+    """Returns the largest probabilities and their experts, like `jax.lax.top_k`.
+
+    XLA gathers the argument of that function from all devices.
+    """
+    rest, chosen = probabilities, []
+    for _ in range(count):
+        chosen.append(jnp.argmax(rest, axis=-1))
+        rest = jnp.where(jax.nn.one_hot(chosen[-1], rest.shape[-1], dtype=bool), -1.0, rest)
+    experts = jnp.stack(chosen, axis=-1)
+    return jnp.take_along_axis(probabilities, experts, axis=-1), experts
 
 
 def _imbalance(

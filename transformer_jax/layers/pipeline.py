@@ -88,9 +88,9 @@ def joined(x: Shaped[Array, "N ..."]) -> Shaped[Array, "B ..."]:
 
 
 def _parts() -> tuple[int, int, int]:
-    """Returns into how many parts the axes "pipeline" and "data" and the others split the rows."""
+    """Returns into how many parts "pipeline", the axes before it and those after it split rows."""
     stages = sharding.parts("layers")
-    outer = sharding.parts("lookup") // stages
+    outer = sharding.parts_before("batch", "pipeline")
     return stages, outer, sharding.parts("batch") // (stages * outer)
 
 
