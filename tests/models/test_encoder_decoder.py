@@ -153,8 +153,7 @@ def test_equals_the_paper_in_numpy():
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sample("changes8")
-@pytest.mark.parametrize(
+VARIANTS = pytest.mark.parametrize(
     "changes",
     [
         {},
@@ -169,6 +168,10 @@ def test_equals_the_paper_in_numpy():
         {"cls": T5, "gated": True, "tie_output": False},
     ],
 )
+
+
+@pytest.mark.sample("changes8")
+@VARIANTS
 def test_cached_decoding_equals_the_whole_prefix(changes):
     model, variables = init(**changes)
     lengths = np.array([7, 4, 5])
@@ -187,11 +190,11 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
         np.testing.assert_allclose(logits[:, 0], expected[:, position], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample("EncoderDecoder")
-@pytest.mark.parametrize("cls", FAMILIES)
-def test_beams_attend_to_their_ancestors(cls):
+@pytest.mark.sample("changes5")
+@VARIANTS
+def test_beams_attend_to_their_ancestors(changes):
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""
-    model, variables = init(cls)
+    model, variables = init(**changes)
     params = model.for_decoding(variables["params"])
     encoder_output = model.apply(variables, SOURCE, method="encode")
     beams = np.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)

@@ -184,8 +184,17 @@ class EncoderDecoder(CachedSequenceToSequence):
         decode: int = 0,
     ) -> Float[Array, "B T M"]:
         x = self._embed(self.target_embed, target, positions, train)
+        # In beam search, the slots of the cache are no positions: they hold several hypotheses.
+        is_rotated = self.positions == "rotary" and positions is not None
+        rotated = {"positions": jnp.broadcast_to(positions, target.shape)} if is_rotated else {}
         x = self.decoder(
-            x, encoder_output, mask=mask, cross_mask=cross_mask, train=train, decode=decode
+            x,
+            encoder_output,
+            mask=mask,
+            cross_mask=cross_mask,
+            train=train,
+            decode=decode,
+            **rotated,
         )
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
