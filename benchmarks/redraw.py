@@ -34,12 +34,15 @@ PICTURES = {
     "history_cpu": "history",
     "length": "length",
     "lstm_gpt_cpu": "",
+    "mup_gpt_cpu": "mup_transfer",
+    "mup_transformer_cpu": "mup_transfer",
     "norms_cpu": "",
     "objectives_cpu": "objectives",
     "positions_cpu": "positions",
     "preferences_cpu": "preferences",
     "realformer_cpu": "",
     "representations_cpu": "representations",
+    "wmt_positions_cpu": "",
 }
 
 
