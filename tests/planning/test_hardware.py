@@ -247,3 +247,13 @@ def test_gradients_are_reduced_within_a_slice_first():
     sent = sum(each.count * each.moved_between_hosts for each in found)
     # Within the tiles that a TPU pads arrays to.
     assert gradients / 8 <= sent < 1.3 * gradients / 8
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+def test_experts_send_positions_and_gradients_alone(name):
+    """Chips exchange the positions of their rows, and gather neither rows nor parameters."""
+    sizes = ("model.d_model=1024", "model.d_ff=2048", "model.num_layers=1", "model.vocab_size=1024")
+    mesh = ("mesh.expert=8", "mesh.data=1", "train.batch=16", "task.length=1024")
+    case = ("configs/decoder/mixtral.py", *sizes, *mesh)
+    found = hlo.summary(hlo.collectives(text(name, *case), 8))
+    assert {*found} == {"all-to-all", "all-reduce"}
