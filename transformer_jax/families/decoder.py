@@ -303,8 +303,10 @@ class LanguageModel(Causal):
     has_experts: bool = False
 
     def matches(self, config):
+        if not super().matches(config):  # another model has no such keys
+            return False
         own = (config.model.qkv_bias, config.model.num_experts > 0)
-        return super().matches(config) and own == (self.qkv_bias, self.has_experts)
+        return own == (self.qkv_bias, self.has_experts)
 
     def table(self, model):
         names = self.tensors.keys() - ({_OUTPUT} if model.tie_output else set())
