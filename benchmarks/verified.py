@@ -51,7 +51,7 @@ def trained(name: str, folder: pathlib.Path, runs: str = "runs") -> pathlib.Path
     workdir = folder / runs / name
     if not (workdir / "checkpoints").is_dir():
         keys = {key: trained(other, folder) for key, other in BEGINS.get(name, {}).items()}
-        keys |= {"train.num_steps": 4, "checkpoint.keep_every": 2}
+        keys |= {"train.num_steps": 4, "train.eval_every": 4, "checkpoint.keep_every": 2}
         keys |= {"data.cache": folder / f"cache-{runs}"}
         _call("train", f"--config={name}/quickstart", workdir, keys)
     return workdir
