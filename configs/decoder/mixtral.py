@@ -7,7 +7,7 @@
 It has 46,702,792,704 parameters, of which each token has 12.9 billion: two of the eight experts of
 each layer. Its shape is that of table 1 of the paper and of the published checkpoint. The paper
 says nothing about the training, so that rates and batch are those of Llama 2 70B here, and the
-limit for the tokens of an expert is one of those that Fedus et al. 2022 compare (table 1).
+limit for the tokens of an expert is one of those that Fedus et al. 2022 compare.
 
 Not trained here.
 """

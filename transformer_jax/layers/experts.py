@@ -84,7 +84,7 @@ class Experts(nn.Module):
             return jnp.zeros(self.num_experts * room + 1, int).at[slots].set(positions)[:-1]
 
         sent = jnp.take_along_axis(x, jax.vmap(held)(slots)[..., None], axis=1).astype(self.dtype)
-        # Also of its gradient, which would else be summed over the experts of all devices.
+        # So that the gradient is exchanged in this form, too, and not summed over all devices.
         sent = sharding.constrain(sent, "batch", None, None)
         outputs = self._computed(sent.reshape(batch, self.num_experts, room, width))
         outputs = outputs.reshape(batch, self.num_experts * room, width)

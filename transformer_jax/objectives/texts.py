@@ -237,32 +237,29 @@ def _sum(*batches: np.ndarray) -> np.float64:
     return np.sum(batches, dtype=np.float64)
 
 
-def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
-    """Returns the hidden states of rows (B, L, M), with dropout in training."""
+def states(model: Any, params, inputs: Inputs, context: Context, **options) -> Any:
+    """Returns the hidden states of rows (B, L, M), with dropout in training.
+
+    `options` are those of `apply`, such as `mutable`.
+    """
     return model.apply(
         {"params": params},
         inputs,
         train=context.train,
         method="hidden",
         rngs={"dropout": context.rng} if context.train else None,
+        **options,
     )
 
 
 def states_with_losses(
     model: Any, params, inputs: Inputs, context: Context
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns (the hidden states of rows, the model's `layer_losses`, as sums over the rows).
+    """Returns (the hidden states of rows, the model's `layer_losses`).
 
-    A loss is the mean over the layers. Without training, there are none.
+    A loss is a sum over the rows, and a mean over the layers. There are none without training.
     """
-    hidden, kept = model.apply(
-        {"params": params},
-        inputs,
-        train=context.train,
-        method="hidden",
-        rngs={"dropout": context.rng} if context.train else None,
-        mutable=["losses"],
-    )
+    hidden, kept = states(model, params, inputs, context, mutable=["losses"])
     losses = parameters.sown_losses(kept)
     return hidden, {name: loss / model.num_layers for name, loss in losses.items()}
 
