@@ -38,6 +38,7 @@ def restored(row):
     is_masked = row["masked_weights"] > 0
     tokens[row["masked_positions"][is_masked]] = row["masked_labels"][is_masked]
     assert not tokens[~filled].any()
+    assert filled[: filled.sum()].all() and row["segment_ids"].max() == 1  # padding comes last
     return tokens[filled]
 
 

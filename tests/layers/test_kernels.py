@@ -61,10 +61,14 @@ def masks(length):
     ranks = jnp.asarray(np.random.default_rng(3).permuted(rows, axis=1), jnp.int32)
     window = dict(window=jnp.int32(20), windows=(20, 2**30))
     is_global = jnp.asarray(np.arange(length)[None] % 50 == np.array([[0], [7]]))
+    one_text = jnp.asarray(np.arange(length) < np.array([[length], [length // 3]]), jnp.int32)
+    last = Mask(query_segments=one_text, key_segments=one_text, padding_last=True)
     return {
         "all": Mask(),
         "causal": Mask(causal=True),
         "padded": Mask(key_segments=ids),
+        "padded_last": last,
+        "padded_last_causal": last.replace(causal=True),
         "packed": Mask(causal=True, query_segments=ids, key_segments=ids),
         "local": Mask(causal=True, **window),
         "two_sided": Mask(query_segments=ids, key_segments=ids, **window),
@@ -89,7 +93,7 @@ def make_mask(name, length=256):
 
 
 MASKS = tuple(
-    "all causal padded packed local two_sided dilated global global_two_sided prefix ranks "
+    "all causal padded padded_last padded_last_causal packed local two_sided dilated global global_two_sided prefix ranks "
     "ranks_causal".split()
 )
 
@@ -261,14 +265,16 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
         return jax.vmap(of_group, (0, *axes), spmd_axis_name="data")(jnp.arange(2), *split)
 
     mesh = sharding.make_mesh(dict.fromkeys((*sharding.AXES, "slices"), 1), jax.devices()[:1])
-    kind = "Softmax" if name in ("all", "causal", "local") else "ScaleBiasSoftmax"
+    needs_no_array = name in ("all", "causal", "local") or mask.padding_last
+    kind = "Softmax" if needs_no_array else "ScaleBiasSoftmax"
     for program in (gradients, of_groups):
         traced = jax.jit(program).trace(*arguments, mask)
         lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert f"__cudnn$fmha{kind}" in lowered and f"__cudnn$fmha{kind}Backward" in lowered
         # It skips what the causal mask hides, also where there are other conditions.
         skips = mask.causal and mask.prefix is None
-        assert ("\\22mask_type\\22: \\22CAUSAL\\22" in lowered) == skips
+        assert ("CAUSAL\\22" in lowered) == skips
+        assert ("\\22mask_type\\22: \\22PADDING" in lowered) == mask.padding_last
 
 
 @pytest.mark.parametrize("name", taken_by(attention.cudnn))
@@ -281,6 +287,20 @@ def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
     assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
+
+
+def test_cudnn_is_given_a_position_of_each_row(monkeypatch):
+    """The last batch of a pass may have rows of padding, whose softmax would be NaN."""
+    lengths = []
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda q, k, v, *, key_value_seq_lengths, **_: lengths.extend(key_value_seq_lengths) or q,
+    )
+    ids = jnp.zeros((2, 256), jnp.int32).at[0, :9].set(1)
+    mask = Mask(query_segments=ids, key_segments=ids, padding_last=True)
+    attention.cudnn(*arrays(256, 256), mask)
+    assert lengths == [9, 1]
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")

@@ -95,6 +95,11 @@ def test_attention_is_fused(config, count, name):
         assert sum(counts) >= count, targets
 
 
+def test_padding_reaches_cudnn_as_lengths():
+    """Rows of one text need no array of bias (B, H, L, L), nor the gradient of one."""
+    assert not [target for target in calls(text(GPU, *BERT)) if "Bias" in target]
+
+
 @pytest.mark.parametrize("name", [GPU, TPU])
 @pytest.mark.parametrize("config", [GPT, BERT], ids=["gpt2", "bert"])
 def test_dropout_of_attention_writes_no_scores(config, name):

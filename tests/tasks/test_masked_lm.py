@@ -62,6 +62,8 @@ def test_phases_have_their_shapes_and_one_state(trained):
         assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
             name: (spec.shape, spec.dtype) for name, spec in task.batch_spec(phase).items()
         }
+        assert task.inputs(batch).padding_last
+        assert set(batch["segment_ids"][:, 0]) == {1} and (np.diff(batch["segment_ids"]) <= 0).all()
 
 
 def test_the_losses_are_those_of_all_positions(trained):

@@ -52,6 +52,8 @@ class Inputs:
       masked: the audio frames that are replaced by a learned vector.
       feature_mask: the channels of the frames that are set to 0, as in SpecAugment.
       visible: the indices of the image patches that are read, in this order. None: all.
+      padding_last: whether each row is one example, followed by its padding, so that its segment
+        ids are ones and then zeros. Attention on a GPU then skips the padding.
     """
 
     tokens: Int[ArrayLike, "B L *C"] | None = None
@@ -67,6 +69,7 @@ class Inputs:
     masked: Bool[ArrayLike, "B F"] | Int[ArrayLike, "B F"] | None = None
     feature_mask: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None
     visible: Int[ArrayLike, "B K"] | None = None
+    padding_last: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def mask(self) -> Mask:
@@ -77,6 +80,7 @@ class Inputs:
             query_ranks=self.ranks,
             key_ranks=self.ranks,
             private_keys=self.private,
+            padding_last=self.padding_last and self.segment_ids is not None,
         )
 
 

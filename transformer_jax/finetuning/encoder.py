@@ -195,7 +195,11 @@ class Encoder:
         """Returns the hidden states (B, L, M)."""
         inputs = [self._inputs(batch)]
         if self._decodes:
-            inputs.append(Inputs(batch["decoder_tokens"], segment_ids=batch["segment_ids"]))
+            inputs.append(
+                Inputs(
+                    batch["decoder_tokens"], segment_ids=batch["segment_ids"], padding_last=True
+                )
+            )
         return self.model.apply(
             {"params": params},
             *inputs,
@@ -215,6 +219,7 @@ class Encoder:
             segment_ids=batch["segment_ids"],
             token_types=batch.get("token_types"),
             global_positions=batch.get("global_positions"),
+            padding_last=True,
         )
 
     def attention(self, params, tokenizer, texts: list[list[int]], pieces: bool) -> Attended:

@@ -121,10 +121,24 @@ def cudnn(
 ) -> Queries:
     """cuDNN's flash attention in bfloat16, which skips the tiles that a causal mask hides.
 
-    Full or causal attention without further conditions needs no mask in memory.
+    Full or causal attention without further conditions needs no mask in memory, and neither does
+    padding at the end of rows, whose tiles are skipped.
     """
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
+    if mask.padding_last and mask.conditions() <= _CUDNN_LENGTHS:
+        # A row of padding keeps one position, because the softmax over no keys is NaN.
+        lengths = jnp.maximum((mask.key_segments > 0).sum(axis=1, dtype=jnp.int32), 1)
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=mask.causal,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            scale=scale,
+            implementation="cudnn",
+        )
     # The kernel has no prefix: its own causal mask would hide the later keys of the prefix.
     is_causal = mask.causal and mask.prefix is None
     conditions = mask.replace(causal=False) if is_causal else mask
@@ -230,6 +244,8 @@ _WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segment
 _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
 # cuDNN's kernel has a window of its own, but only if there are no conditions beside these.
 _CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
+# It takes the lengths of rows in place of segments beside these.
+_CUDNN_LENGTHS = frozenset({"causal", "query_segments", "key_segments", "groups"})
 # The fields of a mask and the options that each kernel supports. A kernel would silently ignore any
 # other condition, so `pick` must not choose it then. `dot_product` supports all.
 TAKES = {

@@ -54,6 +54,9 @@ class Mask:
     query_segments: Int[Array, "B Q"] | None = None
     # Without query_segments, queries attend to all keys with a non-zero id.
     key_segments: Int[Array, "B K"] | None = None
+    # Whether the segment ids of each row are ones followed by zeros, the same for queries and keys,
+    # so that a length says as much as they do. Who replaces the ids by others unsets it.
+    padding_last: bool = struct.field(pytree_node=False, default=False)
     # Slots of the queries among the keys, for each row, or () int32 for the slot of the first query
     # in all rows. The default is 0..Q-1.
     query_slots: Int[Array, "#B Q"] | Int[Array, ""] | None = None
@@ -64,7 +67,7 @@ class Mask:
     def conditions(self) -> frozenset[str]:
         """Returns the names of the fields that are set; kernels list those that they support."""
         fields = {field.name for field in dataclasses.fields(self)}
-        fields -= {"causal", "windows", "dilations"}
+        fields -= {"causal", "windows", "dilations", "padding_last"}
         is_set = {name for name in fields if getattr(self, name) is not None}
         return frozenset(is_set | ({"causal"} if self.causal else set()))
 

@@ -244,7 +244,9 @@ def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Que
     segments = jnp.where(mask.key_segments > 0, first + 1, 0)
     # No block is longer than `stride`. The window hides nothing, but lets kernels skip other
     # blocks.
-    mask = mask.replace(window=stride, query_segments=segments, key_segments=segments)
+    mask = mask.replace(
+        window=stride, query_segments=segments, key_segments=segments, padding_last=False
+    )
     return _attention(q, k, v, mask, drawn)
 
 
@@ -263,7 +265,7 @@ def _to_column(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Querie
         return x.reshape(batch * stride, -1, *x.shape[3:])
 
     segments = columns(mask.key_segments)
-    mask = mask.replace(query_segments=segments, key_segments=segments)
+    mask = mask.replace(query_segments=segments, key_segments=segments, padding_last=False)
     y = _attention(*(columns(x) for x in (q, k, v)), mask, drawn)
     return y.reshape(batch, stride, -1, *y.shape[2:]).swapaxes(1, 2).reshape(q.shape)
 

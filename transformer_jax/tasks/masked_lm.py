@@ -110,7 +110,10 @@ class MaskedLM(MaskedTextTask):
     def inputs(self, batch) -> Inputs:
         """Returns the model's inputs for a batch."""
         return Inputs(
-            batch["tokens"], token_types=batch["token_types"], segment_ids=batch["segment_ids"]
+            batch["tokens"],
+            token_types=batch["token_types"],
+            segment_ids=batch["segment_ids"],
+            padding_last=True,
         )
 
     def paired(self, batch) -> jax.Array:

@@ -139,7 +139,12 @@ class ReplacedTokens(MaskedTextTask):
         """Returns the hidden states of `tokens` (B, L) by a method of the model."""
         return self.model.apply(
             {"params": params},
-            Inputs(tokens, token_types=batch["token_types"], segment_ids=batch["segment_ids"]),
+            Inputs(
+                tokens,
+                token_types=batch["token_types"],
+                segment_ids=batch["segment_ids"],
+                padding_last=True,
+            ),
             train=train,
             method=method,
             rngs={"dropout": key} if train else None,

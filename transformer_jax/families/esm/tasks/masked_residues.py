@@ -58,7 +58,7 @@ class MaskedResidues(ProteinTask):
         return {"mlm": batch["masked_weights"].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
-        inputs = Inputs(batch["tokens"], segment_ids=batch["segment_ids"])
+        inputs = Inputs(batch["tokens"], segment_ids=batch["segment_ids"], padding_last=True)
         hidden = states(self.model, params, inputs, context)
         return masked_loss(self.model, params, batch, hidden)
 
