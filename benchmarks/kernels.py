@@ -41,6 +41,8 @@ LLAMA = {
     "model.d_ff": 8192,
     "model.vocab_size": 128_256,
 }
+# Those of ImageNet-1k in number, because no data is read.
+CLASSES = {"task.labels": tuple(map(str, range(1000)))}
 MODELS = {
     "GPT-2 124M": ("gpt/gpt2.py:124m", GPT2 | {"model.unroll": 12, "train.batch": 32}),
     "GPT-2 124M, scanned": ("gpt/gpt2.py:124m", GPT2 | {"model.unroll": 1, "train.batch": 32}),
@@ -49,6 +51,7 @@ MODELS = {
     "BERT large": ("bert/large.py", BF16 | {"train.batch": 32}),
     "Transformer big": ("wmt/big.py:en-de", BF16),
     "T5 base": ("t5/t5.py:base", BF16 | {"train.batch": 32}),
+    "ViT-B/16": ("vit/vit.py:b16", BF16 | CLASSES | {"train.batch": 128}),
 }
 TOPOLOGIES = {"h100:1": 1, "h100:8": 8, "v5e:2x4": 8}  # and the devices, each with such a batch
 BEFORE = ", before"
