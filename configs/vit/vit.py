@@ -44,6 +44,7 @@ def model(shape):
         d_ff=d_ff,
         num_layers=num_layers,
         num_heads=num_heads,
+        unroll=num_layers,  # a scan over the layers would copy all activations
     )
 
 

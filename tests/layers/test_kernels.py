@@ -111,6 +111,14 @@ def test_splash_equals_the_plain_kernel(name):
     assert_equals_plain(kernel, arrays(256, 256), make_mask(name), 2e-3)
 
 
+@pytest.mark.sample("all")
+@pytest.mark.parametrize("name", ["all", "causal", "padded", "packed"])
+def test_splash_pads_rows_to_whole_tiles(name):
+    """ViT-B/16 has 197 patches."""
+    kernel = functools.partial(attention.splash, interpret=True)
+    assert_equals_plain(kernel, arrays(197, 197), make_mask(name, 197), 2e-3)
+
+
 def test_splash_takes_grouped_heads_and_a_scale():
     kernel = functools.partial(attention.splash, interpret=True)
     grouped = arrays(128, 128, kv_heads=1)
@@ -242,12 +250,15 @@ def test_splash_on_a_mesh():
     )
 
 
-@pytest.mark.parametrize("name", taken_by(attention.cudnn))
-def test_cudnn_takes_every_mask(name, monkeypatch):
+@pytest.mark.parametrize(
+    "name, length", [*((name, 256) for name in taken_by(attention.cudnn)), ("all", 197)]
+)
+def test_cudnn_takes_every_mask(name, length, monkeypatch):
     """The program for a GPU, lowered without one, for a batch and for a batch in groups."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-    mask = make_mask(name)
-    arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(256, 256, jnp.bfloat16)]
+    mask = make_mask(name, length)
+    shapes = arrays(length, length, jnp.bfloat16)
+    arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
 
     def gradients(q, k, v, mask):
         def total(q, k, v):
@@ -274,7 +285,8 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
         # It skips what the causal mask hides, also where there are other conditions.
         skips = mask.causal and mask.prefix is None
         assert ("CAUSAL\\22" in lowered) == skips
-        assert ("\\22mask_type\\22: \\22PADDING" in lowered) == mask.padding_last
+        has_lengths = mask.padding_last or length % 2 == 1
+        assert ("\\22mask_type\\22: \\22PADDING" in lowered) == has_lengths
 
 
 @pytest.mark.parametrize("name", taken_by(attention.cudnn))
@@ -287,6 +299,21 @@ def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
     assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["all", "causal", "padded_last", "padded_last_causal"])
+def test_cudnn_is_given_even_lengths(name, monkeypatch):
+    """ViT-B/16 has 197 patches, and JAX refuses odd lengths in training."""
+    computed = jax.nn.dot_product_attention
+
+    def without_cudnn(*arrays, implementation, **options):
+        assert all(x.shape[1] % 2 == 0 for x in arrays)
+        return computed(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    assert_equals_plain(attention.cudnn, arrays(197, 197), make_mask(name, 197), 1e-4)
+    if name == "all":
+        assert_equals_plain(attention.cudnn, arrays(128, 197), Mask(), 1e-4)
 
 
 def test_cudnn_is_given_a_position_of_each_row(monkeypatch):
@@ -347,8 +374,13 @@ def test_fused_kernels_have_requirements(pick):
     assert pick("gpu", dtype=jnp.float32) is attention.causal_blocks
     assert pick("gpu", capability="7.5") is attention.causal_blocks
     assert pick("gpu", capability="gfx942") is attention.causal_blocks
-    # No tile of splash divides 200.
-    assert pick("tpu", length=200) is attention.causal_blocks
+    # cuDNN takes odd lengths, such as the 197 patches of ViT-B/16, only without a mask in memory.
+    assert pick("gpu", Mask(), length=197) is attention.cudnn
+    assert pick("gpu", make_mask("padded_last", 197), length=197) is attention.cudnn
+    assert pick("gpu", make_mask("packed", 197), length=197) is attention.causal_blocks
+    # Splash pads 200 positions to two tiles, but has no tile for fewer than 128.
+    assert pick("tpu", length=200) is attention.splash
+    assert pick("tpu", length=120) is attention.causal_blocks
 
 
 def test_dropout_takes_a_kernel_that_applies_it(pick):

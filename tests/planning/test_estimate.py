@@ -127,6 +127,25 @@ def test_full_rematerialisation_costs_the_layers_forward_pass_again():
         assert 1 < seconds["full"] / seconds["none"] < 4 / 3
 
 
+def test_a_product_that_triton_can_not_tile_is_compiled_without_it():
+    """Without a GPU, the compiler takes a tiling that it has not measured."""
+    asked = []
+
+    class Lowered:
+        def compile(self, options=None):
+            asked.append(options)
+            if options is None:
+                raise jax.errors.JaxRuntimeError(f"INTERNAL: {message} that satisfy hlo: %dot")
+            return "compiled"
+
+    message = "Couldn't find output tile sizes"
+    assert estimate.compile_lowered(Lowered(), "gpu") == "compiled"
+    assert asked == [None, {"xla_gpu_enable_triton_gemm": False}]
+    message = "Another"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Another"):
+        estimate.compile_lowered(Lowered(), "gpu")
+
+
 def test_a_refusal_is_read():
     with_temporaries = (
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "

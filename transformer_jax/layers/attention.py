@@ -16,7 +16,7 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations, blockwise_attention, recurrent, window_attention
 from transformer_jax.layers.blockwise_attention import blockwise
 from transformer_jax.layers.embeddings import Rotary
-from transformer_jax.layers.masks import Bias, Keys, Mask, Queries, causal_blocks, dot_product
+from transformer_jax.layers.masks import Bias, Keys, Mask, Queries, causal_blocks, dot_product, padded
 from transformer_jax.layers.parameters import Linear
 from transformer_jax.layers.recurrent import WeightDropout
 from transformer_jax.layers.ring_attention import ring
@@ -34,7 +34,7 @@ from transformer_jax.layers.window_attention import windowed
 # faster than any kernel that works in tiles.
 _SHORT = 64
 # Tile sizes of the TPU kernel, the preferred one first. The kernel has no partial tiles, so the
-# smaller sizes serve lengths that the larger ones do not divide.
+# smaller sizes serve lengths that the larger ones do not divide, and other lengths are padded.
 _TPU_TILES = (512, 256, 128)
 
 
@@ -64,7 +64,7 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
     is_windowed = asked <= TAKES[windowed] and window_attention.pays(mask, q.shape[1])
     # Blocks of a window are slices of the whole row, which no device holds if the length is split.
     is_windowed = is_windowed and sharding.parts("length") == 1 and q.shape[1] == k.shape[1]
-    fits_cudnn = platform == "gpu" and not dropout and _cudnn_supports(q, k)
+    fits_cudnn = platform == "gpu" and not dropout and _cudnn_supports(q, k, mask)
     if fits_cudnn and asked <= (_CUDNN_WINDOW if is_windowed else TAKES[cudnn]):
         return cudnn
     if is_windowed:
@@ -75,8 +75,9 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether a tile divides both lengths, and the mesh divides the batch and the heads."""
-    return _tpu_tile(q, k) is not None and _mesh_divides(k, batch=0, heads=2)
+    """Whether both lengths fill a tile, and the mesh divides the batch and the heads."""
+    fills = min(q.shape[1], k.shape[1]) >= _TPU_TILES[-1]
+    return fills and _mesh_divides(k, batch=0, heads=2)
 
 
 def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
@@ -89,18 +90,30 @@ def _mesh_divides(x: jax.Array, **dimensions: int) -> bool:
     return all(x.shape[i] % sharding.parts(axis) == 0 for axis, i in dimensions.items())
 
 
-def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
+def _cudnn_supports(q: jax.Array, k: jax.Array, mask: Mask) -> bool:
     """Whether the device is an NVIDIA GPU, Ampere or later, and cuDNN supports these shapes.
 
-    cuDNN supports bfloat16, even lengths, and head dimensions that are multiples of 8 up to 128.
+    cuDNN supports bfloat16, even lengths, and head dimensions that are multiples of 8 up to 128. A
+    row of an odd length is padded, unless its mask is in memory.
     """
     return (
         sharding.is_ampere()
         and q.dtype == jnp.bfloat16
         and q.shape[-1] % 8 == 0
         and q.shape[-1] <= 128
-        and q.shape[1] % 2 == k.shape[1] % 2 == 0
+        and (_is_even(q, k) or _has_lengths(q, k, mask))
     )
+
+
+def _is_even(q: jax.Array, k: jax.Array) -> bool:
+    return q.shape[1] % 2 == k.shape[1] % 2 == 0
+
+
+def _has_lengths(q: jax.Array, k: jax.Array, mask: Mask) -> bool:
+    """Whether cuDNN is given the lengths of rows instead of a mask in memory."""
+    if mask.padding_last:
+        return mask.conditions() <= _CUDNN_LENGTHS
+    return mask.conditions() <= {"causal"} and not _is_even(q, k)
 
 
 def _blockwise_supports(q: jax.Array, k: jax.Array) -> bool:
@@ -126,19 +139,8 @@ def cudnn(
     """
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
-    if mask.padding_last and mask.conditions() <= _CUDNN_LENGTHS:
-        # A row of padding keeps one position, because the softmax over no keys is NaN.
-        lengths = jnp.maximum((mask.key_segments > 0).sum(axis=1, dtype=jnp.int32), 1)
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=mask.causal,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            scale=scale,
-            implementation="cudnn",
-        )
+    if _has_lengths(q, k, mask):
+        return _cudnn_lengths(q, k, v, mask, scale=scale)
     # The kernel has no prefix: its own causal mask would hide the later keys of the prefix.
     is_causal = mask.causal and mask.prefix is None
     conditions = mask.replace(causal=False) if is_causal else mask
@@ -151,6 +153,28 @@ def cudnn(
     return jax.nn.dot_product_attention(
         q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
     )
+
+
+def _cudnn_lengths(q: Queries, k: Keys, v: Keys, mask: Mask, *, scale: float | None) -> Queries:
+    if mask.padding_last:
+        # A row of padding keeps one position, because the softmax over no keys is NaN.
+        query_lengths = jnp.maximum((mask.key_segments > 0).sum(axis=1, dtype=jnp.int32), 1)
+        key_lengths = query_lengths
+    else:
+        # Under a vmap, JAX requires that the lengths are mapped with the rows, as constants are not.
+        zeros = (q[:, 0, 0, 0] != q[:, 0, 0, 0]).astype(jnp.int32) * 0
+        query_lengths, key_lengths = zeros + q.shape[1], zeros + k.shape[1]
+    # In training, JAX refuses odd lengths.
+    even = (padded(x, x.shape[1] % 2) for x in (q, k, v))
+    y = jax.nn.dot_product_attention(
+        *even,
+        is_causal=mask.causal,
+        query_seq_lengths=query_lengths,
+        key_value_seq_lengths=key_lengths,
+        scale=scale,
+        implementation="cudnn",
+    )
+    return y[:, : q.shape[1]]
 
 
 def _cudnn_window(q, k, v, window: int, *, scale) -> Queries:
@@ -182,17 +206,27 @@ def splash(
 
     Each device computes its own examples and heads. Queries that are padding attend to padding.
     """
-    query_segments, key_segments = mask.segments(q.shape[1])
+    length = q.shape[1]
+    query_padding, key_padding = (-x.shape[1] % _TPU_TILES[-1] for x in (q, k))
+    query_segments, key_segments = mask.segments(length)
+    if key_segments is None and key_padding:
+        query_segments, key_segments = (jnp.ones(x.shape[:2], jnp.int32) for x in (q, k))
     # The kernel does not scale the scores, so the queries are scaled beforehand.
     scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
-    arrays = (scaled, k, v, query_segments, key_segments)
+    arrays = (
+        padded(scaled, query_padding),
+        padded(k, key_padding),
+        padded(v, key_padding),
+        padded(query_segments, query_padding),
+        padded(key_segments, key_padding),
+    )
     head_axes = ("batch", "length", "heads", "head_dim")
     segment_axes = None if key_segments is None else ("batch", "length")
     axes = (head_axes, head_axes, head_axes, segment_axes, segment_axes)
 
     def within(window: int | None) -> Queries:
         kernel = partial(_splash, causal=mask.causal, window=window, interpret=interpret)
-        return sharding.on_each_device(kernel, arrays, axes, head_axes)
+        return sharding.on_each_device(kernel, arrays, axes, head_axes)[:, :length]
 
     return mask.for_each_window(within)
 
@@ -232,12 +266,9 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
     return y.transpose(0, 2, 1, 3)
 
 
-def _tpu_tile(q: jax.Array, k: jax.Array) -> int | None:
-    """Returns the largest tile that divides the lengths of queries and keys."""
-    for tile in _TPU_TILES:
-        if q.shape[1] % tile == k.shape[1] % tile == 0:
-            return tile
-    return None
+def _tpu_tile(q: jax.Array, k: jax.Array) -> int:
+    """Returns the largest tile that divides the padded lengths of queries and keys."""
+    return next(tile for tile in _TPU_TILES if q.shape[1] % tile == k.shape[1] % tile == 0)
 
 
 _WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segments", "groups"})
