@@ -93,8 +93,8 @@ def make_mask(name, length=256):
 
 
 MASKS = tuple(
-    "all causal padded padded_last padded_last_causal packed local two_sided dilated global global_two_sided prefix ranks "
-    "ranks_causal".split()
+    "all causal padded padded_last padded_last_causal packed local two_sided dilated global "
+    "global_two_sided prefix ranks ranks_causal".split()
 )
 
 

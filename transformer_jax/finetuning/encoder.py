@@ -196,9 +196,7 @@ class Encoder:
         inputs = [self._inputs(batch)]
         if self._decodes:
             inputs.append(
-                Inputs(
-                    batch["decoder_tokens"], segment_ids=batch["segment_ids"], padding_last=True
-                )
+                Inputs(batch["decoder_tokens"], segment_ids=batch["segment_ids"], padding_last=True)
             )
         return self.model.apply(
             {"params": params},

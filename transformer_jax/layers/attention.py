@@ -16,7 +16,15 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations, blockwise_attention, recurrent, window_attention
 from transformer_jax.layers.blockwise_attention import blockwise
 from transformer_jax.layers.embeddings import Rotary
-from transformer_jax.layers.masks import Bias, Keys, Mask, Queries, causal_blocks, dot_product, padded
+from transformer_jax.layers.masks import (
+    Bias,
+    Keys,
+    Mask,
+    Queries,
+    causal_blocks,
+    dot_product,
+    padded,
+)
 from transformer_jax.layers.parameters import Linear
 from transformer_jax.layers.recurrent import WeightDropout
 from transformer_jax.layers.ring_attention import ring
@@ -161,8 +169,9 @@ def _cudnn_lengths(q: Queries, k: Keys, v: Keys, mask: Mask, *, scale: float | N
         query_lengths = jnp.maximum((mask.key_segments > 0).sum(axis=1, dtype=jnp.int32), 1)
         key_lengths = query_lengths
     else:
-        # Under a vmap, JAX requires that the lengths are mapped with the rows, as constants are not.
-        zeros = (q[:, 0, 0, 0] != q[:, 0, 0, 0]).astype(jnp.int32) * 0
+        # They depend on q, because under a vmap JAX requires lengths that are mapped, as constants
+        # are not.
+        zeros = 0 * jnp.isnan(q[:, 0, 0, 0]).astype(jnp.int32)
         query_lengths, key_lengths = zeros + q.shape[1], zeros + k.shape[1]
     # In training, JAX refuses odd lengths.
     even = (padded(x, x.shape[1] % 2) for x in (q, k, v))
