@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -211,3 +212,52 @@ def test_a_kernel_takes_the_longer_of_two_times():
     kernel = hlo.Kernel("a", "product", "", count=3, bytes=10, flops=100)
     assert kernel.seconds(flops=10, bandwidth=10) == 30
     assert kernel.seconds(flops=100, bandwidth=1) == 30
+
+
+@pytest.mark.parametrize(
+    "shapes, window, labels, flops",
+    [
+        ("bf16[8,64] bf16[64,32] bf16[8,32]", "", "bf_io->bf", 2 * 8 * 64 * 32),
+        # 12 heads of 50 queries and 114 keys, as a TPU's program writes a product of batches.
+        (
+            "bf16[50,12,64] bf16[114,12,64] f32[12,50,114]",
+            "window={size=12 stride=11 lhs_dilate=12}, ",
+            "b0f_o0i->0bf",
+            2 * 12 * 50 * 114 * 64,
+        ),
+        (
+            "bf16[50,12,114] bf16[12,114,64] f32[12,50,64]",
+            "window={size=12 stride=12 pad=11_11 lhs_dilate=11 rhs_reversal=1}, ",
+            "b0f_0io->0bf",
+            2 * 12 * 50 * 114 * 64,
+        ),
+        # patches of 16 x 16 pixels
+        (
+            "bf16[8,224,224,3] bf16[16,16,3,768] bf16[8,14,14,768]",
+            "window={size=16x16 stride=16x16}, ",
+            "b01f_01io->b01f",
+            2 * 8 * 196 * 768 * 768,
+        ),
+        # a kernel of 3 over 10 samples, of which the first and the last see padding once
+        (
+            "f32[1,10,4] f32[3,4,5] f32[1,10,5]",
+            "window={size=3 pad=1_1}, ",
+            "b0f_0io->b0f",
+            2 * 28 * 4 * 5,
+        ),
+    ],
+)
+def test_a_convolution_counts_no_padding(shapes, window, labels, flops):
+    source, kernel, result = (
+        f"{shape}{{{','.join(map(str, range(shape.count(','), -1, -1)))}}}"
+        for shape in shapes.split()
+    )
+    text = f"""
+ENTRY %main (x: f32[1], w: f32[1]) -> f32[1] {{
+  %x = {source} parameter(0)
+  %w = {kernel} parameter(1)
+  ROOT %y = {result} convolution(%x, %w), {window}dim_labels={labels}
+}}
+"""
+    (found,) = hlo.kernels(text)
+    assert (found.kind, found.flops) == ("product", flops)

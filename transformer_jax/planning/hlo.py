@@ -443,13 +443,40 @@ def _flops(body: dict[str, _Instruction], bodies: dict, operands: dict | None = 
             axes = _sizes(re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)[1])
             total += 2 * math.prod(each.dimensions) * math.prod(left[axis] for axis in axes)
         elif each.op == "convolution":  # as a product is called in a program for a TPU
-            kernel = operands[each.operands[1]].dimensions
-            labels = re.search(r"dim_labels=\w+_(\w+)->", each.line)[1]
-            features = kernel[labels.index("o")]
-            total += 2 * math.prod(each.dimensions) * math.prod(kernel) / features
+            total += _convolution_flops(each, *(operands[name] for name in each.operands[:2]))
         elif each.op in ("fusion", "call"):
             total += sum(_flops(bodies[name], bodies) for name in _CALLED.findall(each.line))
     return total
+
+
+def _convolution_flops(each: _Instruction, source: _Instruction, kernel: _Instruction) -> float:
+    """Returns the FLOPs of a convolution, without products with padding and with gaps.
+
+    A product of batches of matrices is one whose window has the size of a batch, with gaps, so that
+    each of its outputs multiplies one matrix alone.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.line).groups()
+    read, weights, written = (
+        dict(zip(names, array.dimensions)) for names, array in zip(labels, (source, kernel, each))
+    )
+    flops = 2.0 * written["b"] * written["f"] * weights["i"]
+    for number, axis in enumerate(sorted(name for name in read if name.isdigit())):
+
+        def window(name: str, default: str, number=number) -> str:
+            found = re.search(rf"window={{[^}}]*\b{name}=([\w\-]+)", each.line)
+            return found[1].split("x")[number] if found else default
+
+        stride, gap, kernel_gap = (
+            int(window(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        padding = int(window("pad", "0_0").split("_")[0])
+        places = np.add.outer(
+            np.arange(written[axis]) * stride, np.arange(weights[axis]) * kernel_gap
+        )
+        places -= padding
+        inside = (places >= 0) & (places <= (read[axis] - 1) * gap) & (places % gap == 0)
+        flops *= int(inside.sum())
+    return flops
 
 
 def _attention_flops(call: _Instruction) -> float:
