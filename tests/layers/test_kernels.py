@@ -112,11 +112,13 @@ def test_splash_equals_the_plain_kernel(name):
 
 
 @pytest.mark.sample("all")
-@pytest.mark.parametrize("name", ["all", "causal", "padded", "packed"])
+@pytest.mark.parametrize("name", ["all", "causal", "padded", "packed", "local"])
 def test_splash_pads_rows_to_whole_tiles(name):
     """ViT-B/16 has 197 patches."""
     kernel = functools.partial(attention.splash, interpret=True)
     assert_equals_plain(kernel, arrays(197, 197), make_mask(name, 197), 2e-3)
+    if name == "all":
+        assert_equals_plain(kernel, arrays(197, 128), Mask(), 2e-3)
 
 
 def test_splash_takes_grouped_heads_and_a_scale():
@@ -380,7 +382,8 @@ def test_fused_kernels_have_requirements(pick):
     assert pick("gpu", make_mask("packed", 197), length=197) is attention.causal_blocks
     # Splash pads 200 positions to two tiles, but has no tile for fewer than 128.
     assert pick("tpu", length=200) is attention.splash
-    assert pick("tpu", length=120) is attention.causal_blocks
+    assert pick("tpu", length=140) is attention.causal_blocks
+    assert pick("tpu", length=80) is attention.causal_blocks
 
 
 def test_dropout_takes_a_kernel_that_applies_it(pick):

@@ -53,7 +53,8 @@ class Inputs:
       feature_mask: the channels of the frames that are set to 0, as in SpecAugment.
       visible: the indices of the image patches that are read, in this order. None: all.
       padding_last: whether each row is one example, followed by its padding, so that its segment
-        ids are ones and then zeros. Attention on a GPU then skips the padding.
+        ids are ones and then zeros. In bfloat16 and without dropout of its weights, attention on a
+        GPU then skips the padding.
     """
 
     tokens: Int[ArrayLike, "B L *C"] | None = None

@@ -231,7 +231,7 @@ class _Framed(Scoring):
         return [*begin, *context, *text, *end], len(begin) + len(context)
 
     def states(self, params, row, positions):
-        inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"])
+        inputs = Inputs(row["tokens"], segment_ids=row["segment_ids"], padding_last=True)
         return at(self._hidden(params, inputs), positions)
 
 

@@ -42,8 +42,10 @@ from transformer_jax.layers.window_attention import windowed
 # faster than any kernel that works in tiles.
 _SHORT = 64
 # Tile sizes of the TPU kernel, the preferred one first. The kernel has no partial tiles, so the
-# smaller sizes serve lengths that the larger ones do not divide, and other lengths are padded.
+# smaller sizes serve lengths that the larger ones do not divide. Other lengths are padded, if that
+# makes them at most 1.5 times as long.
 _TPU_TILES = (512, 256, 128)
+_MOST_PADDING = 0.5
 
 
 def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
@@ -83,9 +85,14 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether both lengths fill a tile, and the mesh divides the batch and the heads."""
-    fills = min(q.shape[1], k.shape[1]) >= _TPU_TILES[-1]
+    """Whether both lengths nearly fill whole tiles, and the mesh divides the batch and the heads."""
+    fills = all(_tile_padding(x) <= _MOST_PADDING * x.shape[1] for x in (q, k))
     return fills and _mesh_divides(k, batch=0, heads=2)
+
+
+def _tile_padding(x: jax.Array) -> int:
+    """Returns how many positions fill the last of the smallest tiles."""
+    return -x.shape[1] % _TPU_TILES[-1]
 
 
 def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
@@ -173,6 +180,10 @@ def _cudnn_lengths(q: Queries, k: Keys, v: Keys, mask: Mask, *, scale: float | N
         # are not.
         zeros = 0 * jnp.isnan(q[:, 0, 0, 0]).astype(jnp.int32)
         query_lengths, key_lengths = zeros + q.shape[1], zeros + k.shape[1]
+    # Each device needs the lengths of its own rows.
+    query_lengths, key_lengths = (
+        sharding.constrain(lengths, "batch") for lengths in (query_lengths, key_lengths)
+    )
     # In training, JAX refuses odd lengths.
     even = (padded(x, x.shape[1] % 2) for x in (q, k, v))
     y = jax.nn.dot_product_attention(
@@ -216,7 +227,7 @@ def splash(
     Each device computes its own examples and heads. Queries that are padding attend to padding.
     """
     length = q.shape[1]
-    query_padding, key_padding = (-x.shape[1] % _TPU_TILES[-1] for x in (q, k))
+    query_padding, key_padding = _tile_padding(q), _tile_padding(k)
     query_segments, key_segments = mask.segments(length)
     if key_segments is None and key_padding:
         query_segments, key_segments = (jnp.ones(x.shape[:2], jnp.int32) for x in (q, k))

@@ -126,6 +126,7 @@ class Mask:
             global_keys=part(self.global_keys, 0),
             # These queries do not start at slot 0, which the causal mask would otherwise assume.
             query_slots=jnp.arange(start, stop)[None],
+            padding_last=False,
         )
 
     def distance(self, num_queries: int, num_keys: int) -> Int[Array, "#B #Q K"]:
@@ -391,7 +392,8 @@ def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Qu
         # layers would therefore compute the masks of all parts in advance and save them.
         numbers, q = jax.lax.optimization_barrier((numbers, q))
         options = dict(bias=bias, scale=scale, query_numbers=numbers)
-        return dot_product(q, k, v, mask.replace(query_slots=numbers, **fields), dropout, **options)
+        part_mask = mask.replace(query_slots=numbers, padding_last=False, **fields)
+        return dot_product(q, k, v, part_mask, dropout, **options)
 
     # Only these are split, because the other fields have no axis of queries.
     names = ("query_segments", "query_ranks", "global_queries")

@@ -152,6 +152,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             is_global = jnp.arange(numbers.shape[1])[None] >= span
         *keys_and_values, key_segments = keys
         block = mask.replace(
+            padding_last=False,
             query_slots=before + jnp.arange(size)[None],
             query_segments=query_segments,
             key_segments=key_segments,

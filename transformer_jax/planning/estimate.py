@@ -16,6 +16,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.rows import Phase
 from transformer_jax.layers.parameters import names
 from transformer_jax.layers.pipeline import bubble
+from transformer_jax.pictures.progress import say
 from transformer_jax.planning import hlo, topology
 
 # -------------------------------------------------------------- FLOPs of a config, from formulas
@@ -466,6 +467,7 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
     except jax.errors.JaxRuntimeError as error:
         if _UNTILED not in str(error):
             raise
+        say("compiled without Triton's matrix products, which have no tiling for one of the shapes")
         return lowered.compile(_WITHOUT_TRITON)
 
 
