@@ -128,7 +128,11 @@ def make_inputs(calls: Calls) -> tuple[np.ndarray, Mask]:
     mask = Mask(causal=causal)
     if segments is not None:
         ids = segments(random, calls.rows, calls.length)
-        mask = mask.replace(query_segments=jnp.asarray(ids), key_segments=jnp.asarray(ids))
+        mask = mask.replace(
+            query_segments=jnp.asarray(ids),
+            key_segments=jnp.asarray(ids),
+            padding_last=calls.kind == "padded",
+        )
         arrays[3][ids == 0] = 0  # the output at padding is not used
     return arrays, mask
 

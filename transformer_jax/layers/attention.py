@@ -85,7 +85,7 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
-    """Whether both lengths nearly fill whole tiles, and the mesh divides the batch and the heads."""
+    """Whether both lengths nearly fill tiles, and the mesh divides the batch and the heads."""
     fills = all(_tile_padding(x) <= _MOST_PADDING * x.shape[1] for x in (q, k))
     return fills and _mesh_divides(k, batch=0, heads=2)
 
