@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import build_gpt
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
+from transformer_jax import surprisal
 from transformer_jax.config import UserError
 from transformer_jax.surprisal import explained
 
@@ -68,13 +69,14 @@ def test_what_surprisal_explains():
     assert found["words"] == 399
     assert found["r2"] == pytest.approx(base) and found["r2_with_surprisal"] == pytest.approx(both)
     assert found["gain"] == pytest.approx(both - base)
+    assert found["share_of_unexplained"] == pytest.approx((both - base) / (1 - base))
     assert 0 < found["held_out_gain"] < 2 * found["gain"]
     low, high = found["interval"]
     assert low < found["milliseconds_per_bit"] < high
     assert low < 5 < high and found["p_value"] < 1e-6
     noise = explained(times.tolist(), length[:, None].tolist(), random.normal(size=400), sentences)
     assert noise["held_out_gain"] < 0.005 and noise["p_value"] > 0.01
-    with pytest.raises(UserError, match="2 rows have all values, too few for 3 columns"):
+    with pytest.raises(UserError, match="2 of 2 rows have all values, too few for 3 columns"):
         explained([1.0, 2.0], [[1.0], [3.0]], [1.0, 2.0], ["a", "b"])
 
 
@@ -96,7 +98,7 @@ def test_words_of_a_sentence_are_not_independent():
 def test_a_report_and_mistakes(gpt, table):
     pytest.importorskip("statsmodels")
     flag = f"--workdir={gpt.workdir}"
-    refused(call("surprisal", flag, table, "--times=time"), "5 rows have all values, too few")
+    refused(call("surprisal", flag, table, "--times=time"), "5 sentences, and it takes 10")
     path = pathlib.Path(table.partition("=")[2])
     lines = path.read_text().splitlines()
     rows = [line.split(",") for line in lines[1:]]
@@ -108,6 +110,8 @@ def test_a_report_and_mistakes(gpt, table):
     flags = "--times=time", "--predictors=length"
     report = json.loads(call("surprisal", flag, table, *flags).stdout)
     assert report["kind"] == "exact" and report["times"]["time"]["words"] == 25
+    # Each of these sentences has one word, which is the first.
+    refused(call("surprisal", flag, table, *flags, "--spillover"), "0 of 25 rows have all values")
     assert all(math.isfinite(x) for x in report["times"]["time"]["interval"])
     refused(call("surprisal", flag, table, "--times=word"), "column 'word' has no numbers")
     path.write_text(lines[0] + "\nthe,cat\n")
@@ -116,4 +120,26 @@ def test_a_report_and_mistakes(gpt, table):
     refused(call("surprisal", flag, table), "row 1 has no word in column 'word'")
     refused(call("surprisal", flag, table, "--times=x"), "no column 'x'; there are item, word")
     refused(call("surprisal", flag, table, "--predictors=length"), "--predictors needs --times")
+    refused(call("surprisal", flag, table, "--spillover"), "--spillover needs --times")
     refused(call("surprisal", flag), "--table=FILE.csv is missing")
+
+
+def test_a_table_without_contexts(gpt, tmp_path):
+    """A number of the item is no text, and the words before a word are its context."""
+    lines = ["item,word,sentence"]
+    lines += [
+        f"7,{word},{sentence}" for sentence, word in zip("aaabb", "the cat sat a dog".split())
+    ]
+    (tmp_path / "words.csv").write_text("\n".join(lines) + "\n")
+    flags = (f"--workdir={gpt.workdir}", f"--table={tmp_path / 'words.csv'}")
+    refused(call("surprisal", *flags), "--context_column=item: its values are numbers")
+    done = call("surprisal", *flags, "--context_column=", "--column=bits")
+    bits = [float(row["bits"]) for row in csv.DictReader(done.stdout.splitlines())]
+    texts = gpt.task.log_probability(gpt.params, ["the cat sat", "a dog"])
+    expected = [-each.log_prob / math.log(2) for each in texts]
+    assert [sum(bits[:3]), sum(bits[3:])] == pytest.approx(expected, abs=1e-3)
+
+
+def test_spillover_is_the_surprisal_of_the_word_before():
+    found = surprisal._of_word_before([1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "a"])
+    assert found == pytest.approx([math.nan, 1.0, math.nan, 2.0], nan_ok=True)

@@ -8,8 +8,9 @@ inference/prompting.py for the format of the file. Flags such as --config.decode
 --zero_shot=wikitext2 --file=wiki.test.tokens evaluates a language model on one of the eight data
 sets of GPT-2's zero-shot table, by the measure that it reports; see inference/zero_shot.py.
 
---minimal_pairs='blimp/*.jsonl' asks whether the right sentence of each pair is likelier than the
-wrong one, by file and by phenomenon: each line is {"sentence_good": ..., "sentence_bad": ...}.
+--minimal_pairs='blimp/*.jsonl' --skip_equal asks whether the right sentence of each pair is
+likelier than the wrong one, by file and by phenomenon: each line is {"sentence_good": ...,
+"sentence_bad": ...}. --pair_scores=FILE.jsonl writes the scores of both.
 
 --against=DIR2 compares the run with another one, whose outputs for the same set are scored by the
 same measures. It prints both scores, their difference with its 95% confidence interval, and its
@@ -17,6 +18,7 @@ p-value, by the paired bootstrap.
 """
 
 import json
+import pathlib
 
 from absl import flags
 
@@ -91,6 +93,11 @@ def define_flags() -> None:
         False,
         "With --minimal_pairs and a masked model: also mask what follows in the same word.",
     )
+    flags.DEFINE_string(
+        "pair_scores",
+        None,
+        "With --minimal_pairs: file for the scores of both sentences of each pair, as JSON lines.",
+    )
     flags.DEFINE_list(
         "shots", ["0"], "With --prompts: numbers of examples in each prompt, such as 0,1,8."
     )
@@ -131,14 +138,19 @@ def _check_flags(options) -> None:
         for other in ("prompts", "against", "set", "minimal_pairs"):
             if options[name].present and options[other].present and other != name:
                 raise UserError(f"--{name} and --{other}: give one of them")
-    for name in ("pair_keys", "normalize", "skip_equal", "within_word", "steps"):
+    for name in ("pair_keys", "normalize", "skip_equal", "within_word", "steps", "pair_scores"):
         if options[name].present and options.minimal_pairs is None:
             raise UserError(f"--{name} needs --minimal_pairs")
     if options.output and not options.steps:
         raise UserError("--output needs --steps=all, whose results it draws")
     if options.steps and options["step"].present:
         raise UserError("--steps and --step: give one of them")
+    if options.steps and options.pair_scores:
+        raise UserError(
+            "--steps and --pair_scores: give one of them; --step=N chooses a checkpoint"
+        )
     cli.check_output("output")
+    cli.check_output("pair_scores")
     if len(options.pair_keys) != 2:
         raise UserError(
             f"--pair_keys={','.join(options.pair_keys)}: must be two keys, of the right and of the "
@@ -195,13 +207,43 @@ def _minimal_pairs(options) -> dict:
         task, params = cli.open_run(
             "log_probability", "has log-probabilities of texts", ALLOWED, step=step
         )
-        found.append({"step": step, **minimal_pairs.evaluate(task, params, pairs, **how)})
-    results = _over_words(options, task, found) if options.steps else found[0]
+        scores = minimal_pairs.scored(task, params, pairs, **how)
+        found.append({"step": step, **minimal_pairs.accuracies(pairs, scores)})
     baselines = minimal_pairs.baselines(task, pairs)
-    return {"minimal_pairs": options.minimal_pairs, **results, "baselines": baselines}
+    results = found[0]
+    if options.steps:
+        results = _over_words(options, task, found, baselines["shorter"])
+    if options.pair_scores:
+        _write_scores(options.pair_scores, pairs, scores, keys)
+    return {
+        "minimal_pairs": options.minimal_pairs,
+        "kind": task.scoring.kind,
+        "normalize": options.normalize,
+        **results,
+        "baselines": baselines,
+    }
 
 
-def _over_words(options, task, found: list[dict]) -> dict:
+def _write_scores(path: str, pairs, scores: list[float], keys: tuple[str, str]) -> None:
+    """Writes a line for each pair, with both sentences and their scores."""
+    from transformer_jax.storage import buckets
+
+    # good and bad sentences in turn
+    lines = [
+        json.dumps(
+            {
+                "where": str(pair.where),
+                **dict(zip(keys, (pair.good, pair.bad))),
+                "scores": [good, bad],
+            },
+            ensure_ascii=False,
+        )
+        for pair, good, bad in zip(pairs, scores[::2], scores[1::2])
+    ]
+    buckets.write_whole(pathlib.Path(path), "".join(f"{line}\n" for line in lines))
+
+
+def _over_words(options, task, found: list[dict], shorter: dict) -> dict:
     """Returns what the results of all checkpoints show, and draws them in --output."""
     from transformer_jax.inference import minimal_pairs
     from transformer_jax.pictures import figure, learning_curves
@@ -220,7 +262,8 @@ def _over_words(options, task, found: list[dict]) -> dict:
         names = {"words": "words of training text", "step": "updates"}
         drawn = learning_curves.accuracies(curves, names[against], 0.5)
         figure.save(drawn, options.output)
-    return {"checkpoints": found, "first_above_chance": minimal_pairs.learned(found, against)}
+    learned = minimal_pairs.learned(found, against, shorter)
+    return {"checkpoints": found, "first_above_chance": learned}
 
 
 def _shots(options, num_examples: int) -> list[int]:

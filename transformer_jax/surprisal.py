@@ -2,16 +2,21 @@
 --table=words.csv > with_surprisal.csv
 
 The table is a CSV file with a row for each word. --context_column and --word_column name the text
-before a word in its sentence, and the word. The surprisal of the word, -log2 P(word | context) in
-bits, is added as the last column. For a masked model, it is pseudo-surprisal; see `score`.
+before a word in its sentence, and the word. A table without such texts has its words in order:
+--context_column= joins those before a word that have the same value in --sentence_column. The
+surprisal of the word, -log2 P(word | context) in bits, is added as the last column. A masked model
+reads a text that ends with the word, and a discriminator gives the improbability that the word
+was not replaced; see `score`.
 
 --times=RTfirstpass,self_paced_reading_time asks how well surprisal explains how long people read a
 word (Smith & Levy 2013). The output is then a JSON object. For each of these columns, it has R^2 of
 a linear regression of the times on --predictors, such as the length, the frequency and the position
-of the word, R^2 with the surprisal added, the gain, the gain for sentences that the regressions
-were not fitted to, and the milliseconds per bit with their 95 % interval and p-value. Words of a
-sentence, which --sentence_column names, count as dependent. Rows with missing values and words that
-the tokenizer does not know are left out. It needs the extra "reading".
+of the word, R^2 with the surprisal added, the gain, its share of what the predictors leave
+unexplained, the gain for sentences that the regressions were not fitted to, and the milliseconds
+per bit with their 95 % interval and p-value. --spillover adds the surprisal of the word before to
+the predictors. Words of a sentence, which --sentence_column names, count as dependent. Rows with
+missing values and words that the tokenizer does not know are left out. It needs the extra
+"reading".
 """
 
 import csv
@@ -25,16 +30,26 @@ from transformer_jax import cli
 from transformer_jax.config import UserError
 
 _FOLDS = 10  # of the cross-validation
-_COLUMN = "surprisal"
 
 
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string("table", None, "CSV file with a row for each word.")
-    flags.DEFINE_string("context_column", "item", "Column of the text before the word.")
+    flags.DEFINE_string(
+        "context_column", "item", "Column of the text before the word; empty: the words before it."
+    )
     flags.DEFINE_string("word_column", "word", "Column of the word.")
     flags.DEFINE_string("sentence_column", "sentence", "Column that tells sentences apart.")
+    flags.DEFINE_string("column", "surprisal", "Name of the new column.")
+    flags.DEFINE_bool(
+        "within_word",
+        False,
+        "With a masked model: also mask the tokens that follow in the same word.",
+    )
+    flags.DEFINE_bool(
+        "spillover", False, "With --times: the surprisal of the word before is a predictor."
+    )
     flags.DEFINE_list("times", [], "Columns of reading times to explain.")
     flags.DEFINE_list(
         "predictors", [], "Columns that explain the times beside surprisal, with --times."
@@ -42,28 +57,43 @@ def define_flags() -> None:
 
 
 def main() -> None:
+    from transformer_jax.pictures.progress import say
+
     options = cli.FLAGS
     if options.table is None:
         raise UserError("--table=FILE.csv is missing: a table with a row for each word")
-    if options["predictors"].present and not options.times:
-        raise UserError("--predictors needs --times, the columns that they explain")
-    names = (options.context_column, options.word_column)
-    needed = [*names, *options.times, *options.predictors]
-    needed += [options.sentence_column] if options.times else []
+    for name in ("predictors", "spillover"):
+        if options[name].present and not options.times:
+            raise UserError(f"--{name} needs --times, the columns to explain")
+    context, by_sentence = options.context_column, options.times or not options.context_column
+    needed = [*filter(None, [context]), options.word_column, *options.times, *options.predictors]
+    needed += [options.sentence_column] if by_sentence else []
     rows = _read(options.table, needed, options.word_column)
+    words = [row[options.word_column] for row in rows]
+    sentences = [row[options.sentence_column] for row in rows] if by_sentence else []
+    contexts = [row[context] for row in rows] if context else words_before(words, sentences)
+    if context and _are_numbers(contexts):
+        raise UserError(
+            f"--context_column={context}: its values are numbers instead of texts; "
+            "--context_column= joins the words before each word"
+        )
     times = {name: _numbers(rows, name) for name in options.times}
     columns = [_numbers(rows, name) for name in options.predictors]
     if options.times:
         _statsmodels()  # raises the error for a missing library before anything is computed
     task, params = cli.open_run("log_likelihoods", "has log-probabilities of texts")
-    bits = surprisals(task, params, [(row[names[0]], row[names[1]]) for row in rows])
+    pairs = [*zip(contexts, words)]
+    bits = surprisals(task, params, pairs, within_word=options.within_word)
+    if (kind := task.scoring.kind) != "exact":
+        say(f"kind of the scores: {kind}, which are no probabilities of a word given its context")
     if not options.times:
         writer = csv.writer(sys.stdout)
-        writer.writerow([*rows[0], _COLUMN])
+        writer.writerow([*rows[0], options.column])
         writer.writerows([*row.values(), f"{value:.4f}"] for row, value in zip(rows, bits))
         return
-    report = {"table": options.table, "kind": task.scoring.kind, "words": len(rows)}
-    sentences = [row[options.sentence_column] for row in rows]
+    report = {"table": options.table, "kind": kind, "words": len(rows)}
+    if options.spillover:
+        columns.append(_of_word_before(bits, sentences))
     predictors = [list(values) for values in zip(*columns)] or [[] for _ in rows]
     report["times"] = {
         name: explained(values, predictors, bits, sentences) for name, values in times.items()
@@ -71,13 +101,42 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def surprisals(task, params, words: list[tuple[str, str]]) -> list[float]:
-    """Returns -log2 P(word | context) of each (context, word); NaN for an unknown word."""
+def words_before(words: list[str], sentences: list[str]) -> list[str]:
+    """Returns the words before each word in its sentence, which `sentences` tell apart."""
+    contexts, read = [], {}
+    for word, sentence in zip(words, sentences):
+        before = read.setdefault(sentence, [])
+        contexts.append(" ".join(before))
+        before.append(word)
+    return contexts
+
+
+def _of_word_before(values: list[float], sentences: list[str]) -> list[float]:
+    """Returns for each word the value of the word before in its sentence; NaN for the first."""
+    found, last = [], {}
+    for value, sentence in zip(values, sentences):
+        found.append(last.get(sentence, math.nan))
+        last[sentence] = value
+    return found
+
+
+def _are_numbers(texts: list[str]) -> bool:
+    given = [text for text in texts if text.strip()]
+    return bool(given) and not any(math.isnan(_number(text)) for text in given)
+
+
+def surprisals(
+    task, params, words: list[tuple[str, str]], *, within_word: bool = False
+) -> list[float]:
+    """Returns -log2 P(word | context) of each (context, word); NaN for an unknown word.
+
+    `within_word` is that of `log_probability`, and raises UserError as it does.
+    """
     from transformer_jax.pictures.progress import say, track
 
     # The space belongs to the word. A word without a context starts a sentence.
     pairs = [(context, f" {word}" if context else word) for context, word in words]
-    likelihoods = task.log_likelihoods(params, pairs, from_start=True)
+    likelihoods = task.log_likelihoods(params, pairs, from_start=True, within_word=within_word)
     bits = [-each.log_prob / math.log(2) for each in track(likelihoods, "words", len(pairs))]
     # The probability of an unknown word is that of all of them together.
     tokenizer = task.tokenizer.target
@@ -107,10 +166,15 @@ def explained(
     complete = np.isfinite(values).all(axis=1)
     values = values[complete]
     _, groups = np.unique(np.array(sentences)[complete], return_inverse=True)
-    if len(values) <= 2 * values.shape[1] or groups.max() + 1 < _FOLDS:
+    if len(values) <= 2 * values.shape[1]:
         raise UserError(
-            f"--times: {len(values)} rows have all values, too few for {values.shape[1]} columns "
-            f"and {_FOLDS} sentences at least; --sentence_column tells sentences apart"
+            f"--times: {len(values)} of {len(times)} rows have all values, too few for "
+            f"{values.shape[1]} columns"
+        )
+    if groups.max() + 1 < _FOLDS:
+        raise UserError(
+            f"--times: {groups.max() + 1} sentences, and it takes {_FOLDS}; --sentence_column "
+            "tells sentences apart"
         )
     outcome, both = values[:, 0], np.hstack([np.ones((len(values), 1)), values[:, 1:]])
     base = both[:, :-1]
@@ -123,6 +187,7 @@ def explained(
         "r2": float(r2),
         "r2_with_surprisal": float(fit.rsquared),
         "gain": float(fit.rsquared - r2),
+        "share_of_unexplained": float((fit.rsquared - r2) / (1 - r2)),
         "held_out_gain": held_out[1] - held_out[0],
         "milliseconds_per_bit": float(fit.params[-1]),
         "interval": fit.conf_int()[-1].tolist(),

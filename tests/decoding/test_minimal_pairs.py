@@ -46,34 +46,41 @@ def folder(tmp_path):
 
 def test_accuracies_by_file_and_phenomenon(folder):
     pairs = minimal_pairs.read(f"{folder}/*.jsonl")
-    found = minimal_pairs.evaluate(Lengths(), None, pairs)
+    found = minimal_pairs.accuracies(pairs, minimal_pairs.scored(Lengths(), None, pairs))
     # Right, wrong and a tie in the first file, and right in the second.
     assert found["accuracy"] == 2.5 / 4 and found["ties"] == 1 / 4 and found["pairs"] == 4
     assert found["macro"] == (0.5 + 1) / 2
     assert {name: each["accuracy"] for name, each in found["by_file"].items()} == {"a": 0.5, "b": 1}
     assert found["by_field"]["f"]["pairs"] == 4 and found["by_term"]["t"]["pairs"] == 1
-    assert found["kind"] == "exact"
     # Every sentence of a pair has as many words as the other.
     shorter = minimal_pairs.baselines(Lengths(), pairs)
     assert shorter.keys() == {"shorter"} and shorter["shorter"]["ties"] == 1
-    by_character = minimal_pairs.evaluate(Lengths(), None, pairs, normalize="characters")
-    assert by_character["ties"] == 1
+    assert shorter["shorter"]["by_file"]["a"]["accuracy"] == 0.5
+    by_character = minimal_pairs.scored(Lengths(), None, pairs, normalize="characters")
+    assert {*by_character} == {-1}
 
 
-def test_when_parts_are_first_above_chance():
+def test_from_when_on_parts_are_above_chance():
     def result(words, *, low):
         part = {"accuracy": 0.7, "interval": [low, 0.9]}
         other = {"accuracy": 0.5, "interval": [0.4, 0.6]}
-        return {"words": words, **part, "by_file": {"a": part, "b": other}}
+        return {"words": words, **part, "by_file": {"a": part, "b": other, "c": part}}
 
-    results = [result(10, low=0.5), result(20, low=0.51), result(30, low=0.4)]
-    assert minimal_pairs.learned(results, "words") == {
+    # At first, the accuracy of the part was above chance by accident.
+    lows = {5: 0.51, 10: 0.5, 20: 0.51, 30: 0.6}
+    results = [result(words, low=low) for words, low in lows.items()]
+    shorter = result(0, low=0.5)
+    shorter["accuracy"] = 0.45
+    # Whoever prefers the shorter sentence is right in 55 % of the pairs of c.
+    parts = {"a": 0.5, "b": 0.5, "c": 0.55}
+    shorter["by_file"] = {name: {"accuracy": accuracy} for name, accuracy in parts.items()}
+    assert minimal_pairs.learned(results, "words", shorter) == {
         "all": {"all pairs": 20},
-        "by_file": {"a": 20, "b": None},
+        "by_file": {"a": 20, "b": None, "c": 30},
     }
     curves = minimal_pairs.curves(results, "words")
-    assert curves.keys() == {"all pairs", "a", "b"}
-    assert curves["a"][1] == (20, 0.7, 0.51, 0.9)
+    assert curves.keys() == {"all pairs", "a", "b", "c"}
+    assert curves["a"][2] == (20, 0.7, 0.51, 0.9)
 
 
 def test_the_interval_is_wilsons():
@@ -150,10 +157,15 @@ def test_the_programs(tmp_path_factory, tmp_path):
     run = trained(build_gpt(folder), folder)
     flag = f"--workdir={run.workdir}"
     pairs = write(tmp_path / "x.jsonl", ("the cat sat", "sat cat the"), ("a dog ran", "dog a ran"))
-    results = json.loads(call("evaluate", flag, f"--minimal_pairs={pairs}").stdout)
+    written = tmp_path / "scores.jsonl"
+    flags = (f"--minimal_pairs={pairs}", f"--pair_scores={written}")
+    results = json.loads(call("evaluate", flag, *flags).stdout)
     texts = ["the cat sat", "sat cat the", "a dog ran", "dog a ran"]
     scores = [score.log_prob for score in run.task.log_probability(run.params, texts)]
     assert results["accuracy"] == np.mean([scores[0] > scores[1], scores[2] > scores[3]])
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    assert np.ravel([line["scores"] for line in lines]) == pytest.approx(scores, abs=1e-5)
+    assert lines[1]["sentence_bad"] == texts[3] and lines[1]["where"].endswith("x.jsonl:2")
     assert results["baselines"]["ngrams"]["pairs"] == 2
 
     done = call("score", flag, text="\n".join(texts) + "\n")
@@ -162,7 +174,7 @@ def test_the_programs(tmp_path_factory, tmp_path):
     record = json.loads(call("score", flag, "--by_token", "--text=the cat sat").stdout)
     assert sum(record["log_probs"]) == pytest.approx(scores[0], abs=1e-4)
     assert len(record["tokens"]) == len(record["log_probs"])
-    refused(call("score", flag, "--within_word", "--text=a"), "it is for scores by masks")
+    refused(call("score", flag, "--within_word", "--text=a"), "it is for masked language models")
     refused(
         call("evaluate", flag, f"--minimal_pairs={pairs}", "--set=test"),
         "--minimal_pairs and --set: give one of them",

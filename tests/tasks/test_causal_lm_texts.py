@@ -129,7 +129,7 @@ def test_log_probability_sums_the_tokens_of_a_text(gpt):
         assert len(score.tokens) == len(score.log_probs) == likelihood.tokens
         assert score.log_prob == pytest.approx(sum(score.log_probs), abs=1e-5)
     assert found[1] == (0.0, [], [])
-    with pytest.raises(UserError, match="within_word: it is for scores by masks"):
+    with pytest.raises(UserError, match="within_word: it is for masked language models"):
         gpt.task.log_probability(gpt.params, texts, within_word=True)
 
 

@@ -587,15 +587,20 @@ class TextScores(abc.ABC):
           >>> good.log_prob > bad.log_prob
           True
         """
+        return self._log_probability(
+            params, self._scoring_of(within_word), arguments.as_texts(texts)
+        )
+
+    def _scoring_of(self, within_word: bool) -> Scoring:
         scoring = self.scoring
-        if within_word:
-            if not isinstance(scoring, Masked):
-                raise UserError(
-                    "within_word: it is for scores by masks, and this run "
-                    f"(config.task.name={self.config.task.name!r}) scores its texts without"
-                )
-            scoring = dataclasses.replace(scoring, within_word=True)
-        return self._log_probability(params, scoring, arguments.as_texts(texts))
+        if not within_word:
+            return scoring
+        if not isinstance(scoring, Masked):
+            raise UserError(
+                "within_word: it is for masked language models, and this run (config.task.name="
+                f"{self.config.task.name!r}) does not score a text by masking each of its tokens"
+            )
+        return dataclasses.replace(scoring, within_word=True)
 
     def _log_probability(self, params, scoring, texts) -> Iterator[TextScore]:
         tokenizer = self.tokenizer.target
@@ -611,13 +616,18 @@ class TextScores(abc.ABC):
                 yield TextScore(_total(log_probs), tokenizer.pieces(ids), log_probs.tolist())
 
     def log_likelihoods(
-        self, params, pairs: Iterable[tuple[str, str]], *, from_start: bool = False
+        self,
+        params,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        from_start: bool = False,
+        within_word: bool = False,
     ) -> Iterator[Likelihood]:
         """Yields log P(continuation | context) for each (context, continuation), in order.
 
         With an empty context, the continuation starts a document; with `from_start`, every context
-        does, as in `log_probability`. A causal model reads the end of a
-        context that is too long. The probabilities are over the whole vocabulary, as in the
+        does, as in `log_probability`. `within_word` is also as there. A causal model reads the end
+        of a context that is too long. The probabilities are over the whole vocabulary, as in the
         training loss and in other libraries, also where it is larger than the tokenizer. Scores of
         models that are not causal have the kind of `task.scoring`; see `log_probability`.
 
@@ -627,7 +637,7 @@ class TextScores(abc.ABC):
           >>> right.log_prob > wrong.log_prob
           True
         """
-        scoring = self.scoring
+        scoring = self._scoring_of(within_word)
         for chunk in _chunks(scoring, enumerate(pairs, 1)):
             names = [f"pair {number}" for number, _ in chunk]
             encoded = _encoded([pair for _, pair in chunk], self.tokenizer.target)

@@ -97,24 +97,24 @@ def _pair(record: Any, where: Location, keys: tuple[str, str], file: str) -> Pai
 Normalization = Literal["sum", "tokens", "characters"]
 
 
-def evaluate(
+def scored(
     task,
     params,
     pairs: Sequence[Pair],
     *,
     normalize: Normalization = "sum",
     within_word: bool = False,
-) -> dict:
-    """Returns the accuracies of a task's model on the pairs.
+) -> list[float]:
+    """Returns the scores of the sentences of the pairs by a task's model, good ones first.
 
-    "accuracy" is over all pairs, "macro" is the mean over the files, and both have intervals of
-    95 %. "ties" is the share of pairs with equal scores. The entries "by_file", "by_field" and
-    "by_term" have the same for their parts. `normalize` divides each log-probability by the number
-    of tokens or characters of the sentence, and `within_word` is that of `log_probability`.
-
-    Raises UserError for a sentence of unknown pieces only.
+    `normalize` divides each log-probability by the number of tokens or characters of the sentence,
+    and `within_word` is that of `log_probability`. Raises UserError for a sentence of unknown
+    pieces only.
     """
     sentences, encoded = _encoded(task, pairs)
+    unknown = task.tokenizer.target.unk_id
+    if count := sum(unknown in ids for ids in encoded):
+        say(f"{count:,} of {len(encoded):,} sentences have words that the tokenizer does not know")
     scored = task.log_probability(params, sentences, within_word=within_word)
     log_probs = [each.log_prob for each in track(scored, "sentences", len(sentences))]
     sizes = {
@@ -122,15 +122,11 @@ def evaluate(
         "tokens": list(map(len, encoded)),
         "characters": list(map(len, sentences)),
     }[normalize]
-    return {
-        "kind": task.scoring.kind,
-        "normalize": normalize,
-        **accuracies(pairs, np.divide(log_probs, sizes)),
-    }
+    return np.divide(log_probs, sizes).tolist()
 
 
 def baselines(task, pairs: Sequence[Pair]) -> dict[str, dict]:
-    """Returns the accuracies of two baselines, without those of parts.
+    """Returns the accuracies of two baselines.
 
     "shorter" prefers the sentence of fewer tokens, and "ngrams" is the interpolated trigram model
     of the training text, if it can still be read.
@@ -140,28 +136,28 @@ def baselines(task, pairs: Sequence[Pair]) -> dict[str, dict]:
     counted = _ngram_scores(task, encoded)
     if counted is not None:
         found["ngrams"] = accuracies(pairs, counted)
-    return {
-        name: {key: value for key, value in result.items() if not key.startswith("by_")}
-        for name, result in found.items()
-    }
+    return found
 
 
-def learned(checkpoints: Sequence[Mapping], against: str) -> dict[str, dict[str, float | None]]:
-    """Returns when each part of the pairs was first above chance, from results of checkpoints.
+def learned(
+    checkpoints: Sequence[Mapping], against: str, shorter: Mapping
+) -> dict[str, dict[str, float | None]]:
+    """Returns from when on each part of the pairs was above chance, from results of checkpoints.
 
-    Each of them is a result of `evaluate` with a further entry `against`, such as "words", which is
-    returned for the first whose interval lies above one half; None if there is none.
+    Each of them is a result of `accuracies` with a further entry `against`, such as "words". That
+    of the first one is returned from which on all intervals lie above one half and above the
+    accuracy of preferring the shorter sentence, whose result is `shorter`; None if there is none.
     """
     parts = [(result[against], _parts(result)) for result in checkpoints]
-    return {
-        by: {
-            name: next(
-                (when for when, each in parts if each[by][name]["interval"][0] > _CHANCE), None
-            )
-            for name in names
-        }
-        for by, names in parts[-1][1].items()
-    }
+    floor = _parts(shorter)
+
+    def first(by: str, name: str) -> float | None:
+        chance = max(_CHANCE, floor[by][name]["accuracy"])
+        above = [each[by][name]["interval"][0] > chance for _, each in parts]
+        start = len(above) - above[::-1].index(False) if False in above else 0
+        return parts[start][0] if start < len(parts) else None
+
+    return {by: {name: first(by, name) for name in names} for by, names in parts[-1][1].items()}
 
 
 def curves(checkpoints: Sequence[Mapping], against: str) -> dict[str, list[tuple]]:
@@ -212,7 +208,12 @@ def _ngram_scores(task, encoded: list[list[int]]) -> list[float] | None:
 
 
 def accuracies(pairs: Sequence[Pair], scores: Sequence[float]) -> dict:
-    """Returns the accuracies of pairs, given the scores of their sentences, good ones first."""
+    """Returns the accuracies of pairs, given the scores of their sentences, good ones first.
+
+    "accuracy" is over all pairs, "macro" is the mean over the files, and both have intervals of
+    95 %. "ties" is the share of pairs with equal scores. The entries "by_file", "by_field" and
+    "by_term" have the same for their parts.
+    """
     good, bad = np.reshape(scores, (-1, 2)).T
     points = (good > bad) + 0.5 * (good == bad)
     named = {"by_file": "file"} | _GROUPS
