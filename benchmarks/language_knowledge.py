@@ -85,6 +85,7 @@ PREDICTORS = ("length", "Subtlex_log10", "context_length")
 DRAWN = 100  # pairs of each file of BLiMP
 TINY = {"model.vocab_size": 400, "train.batch": 8}
 SHORT = {"train.num_steps": 2, "train.eval_every": 2, "checkpoint.every": 2}
+BASELINES = {"ngrams": "*trigrams of the training text*", "shorter": "*fewer tokens*"}
 PASSES = 2  # of the bigrams over the text
 
 
@@ -296,6 +297,11 @@ def table(rows: list[dict]) -> str:
                 *(f"{100 * tasks[task]['score']:.1f}" if task in tasks else "" for task in TASKS),
             ]
         )
+    for name, label in BASELINES.items():
+        cells = [
+            accuracy_cell([rows[0][part]["baselines"][name]]) for part in ("blimp", "supplement")
+        ]
+        lines.append([label, "", "", "", "", cells[0], "", cells[1], "", "", ""])
     return comparison.markdown(header, lines)
 
 
@@ -313,20 +319,28 @@ def mean(values) -> float:
 
 
 def accuracy_cell(results: list[dict]) -> str:
-    """Returns the mean accuracy over files and seeds with half of its 95 % interval, in percent."""
-    half = [(high - low) / 2 for low, high in (each["macro_interval"] for each in results)]
-    reach = np.sqrt(np.sum(np.square(half))) / len(half)
+    """Returns the mean accuracy over files and seeds with half of its 95 % interval, in percent.
+
+    All seeds have the same pairs, so that the interval of their mean is as wide as that of one.
+    """
+    reach = mean((high - low) / 2 for low, high in (each["macro_interval"] for each in results))
     return f"{100 * mean(each['macro'] for each in results):.1f} ± {100 * reach:.1f}"
 
 
 def fields(rows: list[dict]) -> dict[str, float]:
     """Returns the accuracy of each field of BLiMP, the mean over the seeds."""
-    names = rows[0]["blimp"]["by_field"]
-    # One file spells the field of binding in another way.
-    names = [name for name in names if "/" not in name]
-    return {
-        name: mean(row["blimp"]["by_field"][name]["accuracy"] for row in rows) for name in names
-    }
+    found = [merged(row["blimp"]["by_field"]) for row in rows]
+    return {name: mean(each[name] for each in found) for name in found[0]}
+
+
+def merged(by_field: dict[str, dict]) -> dict[str, float]:
+    """Returns the accuracies of fields; one file writes "syntax/semantics" with a slash."""
+    sums = {}
+    for name, each in by_field.items():
+        right, count = sums.get(name.replace("/", "_"), (0.0, 0))
+        right += each["accuracy"] * each["pairs"]
+        sums[name.replace("/", "_")] = (right, count + each["pairs"])
+    return {name: right / count for name, (right, count) in sums.items()}
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
@@ -368,13 +382,13 @@ def over_words(curves: dict[str, list[dict]]) -> "Figure":
     from transformer_jax.pictures.figure import COLORS, new_figure
 
     points = next(iter(curves.values()))
-    names = [name for name in points[0]["by_field"] if "/" not in name]
+    names = [*merged(points[0]["by_field"])]
     figure = new_figure((3 * len(names), 3.6), "BLiMP by field, over words of training text")
     panels = figure.subplots(1, len(names), sharey=True)
     for name, axes in zip(names, panels):
         for color, (part, points) in zip(COLORS, curves.items()):
             words = [point["words"] for point in points]
-            values = [100 * point["by_field"][name]["accuracy"] for point in points]
+            values = [100 * merged(point["by_field"])[name] for point in points]
             label = FAMILIES[part.rpartition("-")[0]]
             axes.semilogx(words, values, marker="o", markersize=3, color=color, label=label)
         axes.axhline(50, color="0.6", linewidth=0.8)

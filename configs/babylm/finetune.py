@@ -8,7 +8,9 @@ The argument is TASK or TASK,MODEL. TASK is boolq, mnli, mrpc, multirc, qqp, rte
 that of the run in DIR, such as gpt; the default is bert. The files are JSON lines. The challenge
 trains with AdamW at 3e-5, in batches of 32 rows, and of 16 for the long texts of boolq and multirc,
 for at most 10 epochs, and 30 for wsc (its evaluation pipeline of 2025). Here the rate decays
-linearly after a warm-up. In wsc, the second text is the noun that the pronoun may refer to.
+linearly after a warm-up, and rows have 128 tokens instead of the 512 of the challenge, as many as
+the models of pretrain.py read. The second texts of multirc and wsc are the questions of the
+challenge.
 """
 
 from transformer_jax.config import choice, experiment
@@ -20,10 +22,22 @@ TASKS = {
     "boolq": dict(examples=9_427, text="passage", pair="question", labels=TWO, batch=16),
     "mnli": dict(examples=10_000, text="premise", pair="hypothesis", labels=("0", "1", "2")),
     "mrpc": dict(examples=3_668, text="sentence1", pair="sentence2", labels=TWO, measure="f1"),
-    "multirc": dict(examples=10_000, text="paragraph", pair="question", labels=TWO, batch=16),
+    "multirc": dict(
+        examples=10_000,
+        text="paragraph",
+        pair="Question: {question} Answer: {answer}",
+        labels=TWO,
+        batch=16,
+    ),
     "qqp": dict(examples=10_000, text="question1", pair="question2", labels=TWO, measure="f1"),
     "rte": dict(examples=2_490, text="sentence1", pair="sentence2", labels=TWO),
-    "wsc": dict(examples=554, text="text", pair="span1_text", labels=TWO, epochs=30),
+    "wsc": dict(
+        examples=554,
+        text="text",
+        pair='Does "{span2_text}" refer to "{span1_text}" in this passage?',
+        labels=TWO,
+        epochs=30,
+    ),
 }
 
 
@@ -41,7 +55,6 @@ def get_config(argument="mnli"):
         model=dict(name=model or "bert"),
         task=dict(
             name="classification",
-            # as many tokens as the models of pretrain.py read
             length=128,
             label="label",
             **{key: values[key] for key in ("text", "pair", "labels")},

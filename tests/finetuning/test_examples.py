@@ -88,6 +88,25 @@ def test_labels_of_json_are_strings_or_integers(tmp_path):
 
 
 @pytest.mark.full
+def test_a_text_is_made_of_several_columns(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        '{"text": "t", "who": "{text}", "answer": "a b", "label": 1}\n'
+        '{"text": "u", "who": "v", "answer": "w", "label": 0}\n'
+    )
+    texts = ("text", 'Does "{answer}" refer to {who}?')
+    columns = tables.named_columns(texts)
+    assert columns == ["text", "answer", "who"]
+    joined = tables.Joined(tables.Table((str(path),), (*columns, "label")), texts)
+    # Braces of a value are no template.
+    assert [record.values for record in joined] == [
+        ("t", 'Does "a b" refer to {text}?', "1"),
+        ("u", 'Does "w" refer to v?', "0"),
+    ]
+    other = tables.Joined(joined.table, ("text", "{answer} {who}"))
+    assert joined.fingerprint() != other.fingerprint() != joined.table.fingerprint()
+
+
 def test_long_sentences_are_tagged_in_parts(runs, tmp_path):
     config = build(tmp_path, "tagging", runs["bert"], train__num_steps=2)
     sentence = "\n".join(["cat\tB-PET", "sat\tO"] * 40)

@@ -31,11 +31,12 @@ class Classification(FeatureBased):
     """A label, or a number, for each text or pair of texts.
 
     A column is a name in a table's header, a key of JSON lines, or a TFDS feature. In a table
-    without a header, it is a number from 1.
+    without a header, it is a number from 1. A text may also be a template of several columns, such
+    as "Question: {question} Answer: {answer}".
     """
 
-    text: str = "1"  # column of the text
-    pair: str = ""  # column of the second text; "": none
+    text: str = "1"  # column or template of the text
+    pair: str = ""  # column or template of the second text; "": none
     label: str = "2"  # column of the label
     # all labels, in the order of the head; (): the labels of the training examples, sorted
     labels: tuple = ()
@@ -68,7 +69,7 @@ class Classification(FeatureBased):
                 f"config.task.head_kind={self.head_kind!r}: not with config.task.features; drop one"
             )
         # The answer would be in the input, and the scores perfect.
-        if self.label in (self.text, self.pair):
+        if self.label in tables.named_columns([self.text, self.pair]):
             raise UserError(
                 f"config.task.label={self.label}: that column is a text; name the column of the "
                 "labels"
@@ -80,10 +81,14 @@ class Classification(FeatureBased):
         return bool(self.pair)
 
     def read(self, split):
-        texts = [self.text, self.pair] if self.pair else [self.text]
-        columns = [*texts, self.label]
+        texts = (self.text, self.pair) if self.pair else (self.text,)
+        names = tables.named_columns(texts)
         classes = "" if self.regression else self.label
-        return tables.open_inference(self.config.data, split, columns, self.skip_malformed, classes)
+        columns = [*names, self.label]
+        found = tables.open_inference(
+            self.config.data, split, columns, self.skip_malformed, classes
+        )
+        return found if found is None or names == [*texts] else tables.Joined(found, texts)
 
     @cached_property
     def names(self) -> list[str]:

@@ -5,7 +5,9 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import text_files, tfds
@@ -357,6 +359,42 @@ def open_table(
             "either all are names in a header, or all are numbers from 1"
         )
     return Table(paths, tuple(columns), skip, classes)
+
+
+_COLUMN = re.compile(r"{([^{}]+)}")
+
+
+def named_columns(texts: Sequence[str]) -> list[str]:
+    """Returns the columns of texts, each of which is a column or a template for `Joined`."""
+    columns = (name for text in texts for name in _COLUMN.findall(text) or [text])
+    return list(dict.fromkeys(columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """The records of a table, whose texts may be made of several columns.
+
+    `texts` are columns, or templates such as "Question: {question} Answer: {answer}". The table has
+    the columns `named_columns(texts)`, followed by others, which are kept.
+    """
+
+    table: Any  # with records and a fingerprint
+    texts: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return self.table.fingerprint() | {"texts": list(self.texts)}
+
+    def __iter__(self) -> Iterator[Record]:
+        names = named_columns(self.texts)
+        for record in self.table:
+            values = dict(zip(names, record.values))
+            texts = (_filled(text, values) for text in self.texts)
+            yield Record(record.where, (*texts, *record.values[len(names) :]))
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    """Returns the value of a column, or a template with the values of its columns."""
+    return values[text] if text in values else _COLUMN.sub(lambda match: values[match[1]], text)
 
 
 def split_files(data, split: str) -> tuple[str, ...] | None:
