@@ -210,7 +210,8 @@ def pairs(arguments, name: str, which: str) -> dict:
         "supplement": arguments.data / "supplement",
     }[which]
     flags = (f"--minimal_pairs={files}/*.jsonl", "--skip_equal", "--step=latest")
-    return json.loads(output("evaluate", arguments.workdir / name, *flags))
+    found = json.loads(output("evaluate", arguments.workdir / name, *flags))
+    return {key: found[key] for key in found if key not in ("workdir", "minimal_pairs")}
 
 
 def drawn(arguments) -> pathlib.Path:

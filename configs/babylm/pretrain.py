@@ -3,7 +3,7 @@
     python -m transformer_jax.train --config=configs/babylm/pretrain.py:bert --workdir=DIR \\
         --config.data.train_files='train/*.txt' --config.data.valid_files='dev/*.txt' \\
         --budget=30TFLOP
-    python -m transformer_jax.evaluate --workdir=DIR --minimal_pairs='blimp/*.jsonl'
+    python -m transformer_jax.evaluate --workdir=DIR --minimal_pairs='blimp/*.jsonl' --skip_equal
 
     argument         model and objective
     gpt              next tokens
@@ -28,8 +28,9 @@
     bart             the text, of which spans are missing and sentences are permuted
 
 The text of the BabyLM challenge is an amount that a child hears. All models but ELMo share a
-vocabulary of 4,096 pieces, whose text is that of training, and the widths of the Transformers are
-equal. Paragraphs are documents. `--budget` sets the number of updates.
+vocabulary of 4,096 pieces, which are learned from the training text, and the widths of the
+Transformers are equal. Paragraphs are documents. `--budget` sets the number of updates: with
+30 TFLOP, `gpt` reads two million words.
 """
 
 from transformer_jax.config import choice, experiment
@@ -203,7 +204,7 @@ def get_config(family="gpt"):
     return experiment(
         model=dict(vocab_size=4096, d_model=WIDTH) | values["model"],
         task=values["task"],
-        # The tokenizer reads the whole text.
+        # The tokenizer reads the whole text of the smaller track.
         data=dict(tokenizer="roberta_bpe", tokenizer_bytes=100_000_000) | values.get("data", {}),
         train=dict(num_steps=2000, batch=32, log_every=50, eval_every=1 / 2),
         optimizer=optimizer | chosen,
