@@ -17,9 +17,9 @@ from absl import logging as absl_logging
 
 import transformer_jax
 from transformer_jax import config as configs
+from transformer_jax import storage
 from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 from transformer_jax.distributed import hosts
-from transformer_jax.storage import least_used
 from transformer_jax.training import memory
 
 # ------------------------------------ definitions of flags, and the values that the user gives them
@@ -655,7 +655,7 @@ def keep_small(folder: pathlib.Path) -> None:
     Several processes may call it at the same time. Removing the file of a program that is in use
     is harmless, because the program itself is in memory.
     """
-    most = least_used.limit(LIMIT, _BYTES)
+    most = storage.cache_limit(LIMIT, _BYTES)
     looked = folder / ".looked"
     # The folder may be read-only or just being removed, and a cache that cannot be tidied is no
     # reason to fail.
@@ -665,7 +665,7 @@ def keep_small(folder: pathlib.Path) -> None:
         # Before the files are looked at, so that a process that starts meanwhile does not repeat
         # it.
         looked.touch()
-        if removed := least_used.remove(_entries(folder), most, _remove):
+        if removed := storage.remove_least_used(_entries(folder), most, _remove):
             from transformer_jax.pictures.progress import say
 
             say(
@@ -674,7 +674,7 @@ def keep_small(folder: pathlib.Path) -> None:
             )
 
 
-def _entries(folder: pathlib.Path) -> list[least_used.Entry]:
+def _entries(folder: pathlib.Path) -> list[storage.CacheEntry]:
     entries = []
     for file in os.scandir(folder):
         # Another process may have removed the file since the folder was listed.
@@ -684,7 +684,7 @@ def _entries(folder: pathlib.Path) -> list[least_used.Entry]:
                 # The later of the two times, because most file systems update the time of access at
                 # most once a day, and others never.
                 used = max(status.st_atime, status.st_mtime)
-                entries.append(least_used.Entry(pathlib.Path(file.path), used, status.st_size))
+                entries.append(storage.CacheEntry(pathlib.Path(file.path), used, status.st_size))
     return entries
 
 

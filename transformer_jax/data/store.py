@@ -36,10 +36,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorstore as ts
 
+from transformer_jax import storage
 from transformer_jax.config import RunError, UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import doing, say, track
-from transformer_jax.storage import buckets, least_used
+from transformer_jax.storage import buckets
 
 FORMAT = 5  # Part of every key, so that a new layout leads to new folders.
 CONTEXT = ts.Context()
@@ -872,20 +873,20 @@ def keep_small(cache: pathlib.Path) -> None:
     A store that a process has open or is building is never removed. A removed store is built again
     when it is needed.
     """
-    most = least_used.limit(LIMIT, min(_BYTES, _SHARE * shutil.disk_usage(cache).total))
-    removed = least_used.remove(_entries(cache), most, lambda path: Folder(path).remove())
+    most = storage.cache_limit(LIMIT, min(_BYTES, _SHARE * shutil.disk_usage(cache).total))
+    removed = storage.remove_least_used(_entries(cache), most, lambda path: Folder(path).remove())
     if removed:
         names = ", ".join(entry.path.name for entry in removed)
         size = sum(entry.size for entry in removed) / 1e9
         say(f"removed from {cache}, beyond {LIMIT}={most / 1e9:g}: {names} ({size:,.2f} GB)")
 
 
-def _entries(cache: pathlib.Path) -> Iterator[least_used.Entry]:
+def _entries(cache: pathlib.Path) -> Iterator[storage.CacheEntry]:
     for path in cache.iterdir():
         # Only what a store is named like: the user may keep other files in this folder.
         is_store = re.search("-[0-9a-f]{16}$", path.name)
         if is_store and (used := Folder(path).last_used()) is not None:
-            yield least_used.Entry(path, used, _size(path))
+            yield storage.CacheEntry(path, used, _size(path))
 
 
 def _size(path: pathlib.Path) -> int:

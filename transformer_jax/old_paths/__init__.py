@@ -280,6 +280,7 @@ MOVED = {  # without the name of the package
     "scores.word_errors": "scores.texts",
     "sharding": "distributed.sharding",
     "storage.errors": "storage.buckets",
+    "storage.least_used": "storage",
     "storage.mirror": "storage.buckets",
     "storage.stream": "storage.key_values",
     "storage.whole": "storage.buckets",
