@@ -9,9 +9,10 @@ python benchmarks/language_knowledge.py --table --json=FILE
 supplement/*.jsonl, glue/{mnli,qqp}.{train,valid}.jsonl and other/reading_data.csv. A part is one
 run of configs/babylm/pretrain.py, named FAMILY-SEED, with its evaluations:
 
-- training: as many updates as take 30 TFLOP, forward and backward with padding. Bigrams, whose
-  updates cost next to nothing, read the text twice instead, and DistilBERT has the run of BERT as
-  its teacher, whose compute comes before its own;
+- training: as many updates as take 30 TFLOP, forward and backward with padding. DistilBERT has the
+  run of BERT as its teacher, whose compute comes before its own. Bigrams are learned by products
+  with one-hot vectors, so that they read little text; counted trigrams of the whole text stand
+  beside the rows;
 - BLiMP: 100 pairs of each file, drawn once for all runs; for the runs in CURVES also at each of
   their checkpoints, after 0.1 to 3 million words;
 - BLiMP's supplement: all pairs of its five files;
@@ -86,7 +87,6 @@ DRAWN = 100  # pairs of each file of BLiMP
 TINY = {"model.vocab_size": 400, "train.batch": 8}
 SHORT = {"train.num_steps": 2, "train.eval_every": 2, "checkpoint.every": 2}
 BASELINES = {"ngrams": "*trigrams of the training text*", "shorter": "*fewer tokens*"}
-PASSES = 2  # of the bigrams over the text
 
 
 def main() -> None:
@@ -164,22 +164,10 @@ def trained(arguments, name: str) -> pathlib.Path:
     if arguments.tiny:
         keys |= TINY | SHORT
         keys.pop("checkpoint.at_words", None)
-    elif family == "bigram":
-        keys["train.num_steps"] = updates_of_passes(config, keys, arguments)
-    budget = [] if "train.num_steps" in keys else [f"--budget={BUDGET}"]
+    budget = [] if arguments.tiny else [f"--budget={BUDGET}"]
     options = [f"--config.{key}={value}" for key, value in keys.items()]
     output("train", run, f"--config={config}", *budget, *options)
     return run
-
-
-def updates_of_passes(config: str, keys: dict, arguments) -> int:
-    """Returns the number of updates that read the training text PASSES times."""
-    from transformer_jax import config as configs
-    from transformer_jax.runs.spec import make_task
-
-    task = make_task(configs.load(config, {key: str(value) for key, value in keys.items()}))
-    many = 1000
-    return round(PASSES * read_words(arguments) / task.words_read(many) * many)
 
 
 def read_words(arguments) -> int:
