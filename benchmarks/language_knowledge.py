@@ -163,6 +163,8 @@ def trained(arguments, name: str) -> pathlib.Path:
     config = f"{PRETRAINING}:{family}"
     if arguments.tiny:
         keys |= TINY | SHORT
+        if family == "bigram":
+            keys["model.d_model"] = TINY["model.vocab_size"]
         keys.pop("checkpoint.at_words", None)
     budget = [] if arguments.tiny else [f"--budget={BUDGET}"]
     options = [f"--config.{key}={value}" for key, value in keys.items()]
