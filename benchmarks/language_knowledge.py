@@ -193,7 +193,7 @@ def described(run: pathlib.Path, words: int) -> dict:
 
 
 def pairs(arguments, name: str, which: str) -> dict:
-    """Returns the accuracies of a part's run on minimal pairs, without the parts of files."""
+    """Returns the accuracies of a part's run on minimal pairs."""
     files = {
         "drawn": drawn(arguments),
         "blimp": arguments.data / "blimp",
@@ -201,7 +201,19 @@ def pairs(arguments, name: str, which: str) -> dict:
     }[which]
     flags = (f"--minimal_pairs={files}/*.jsonl", "--skip_equal", "--step=latest")
     found = json.loads(output("evaluate", arguments.workdir / name, *flags))
-    return {key: found[key] for key in found if key not in ("workdir", "minimal_pairs")}
+    return short(found)
+
+
+def short(found: dict) -> dict:
+    """Returns the result of an evaluation without paths, and of files the accuracies alone."""
+    kept = {key: found[key] for key in found if key not in ("workdir", "minimal_pairs")}
+    kept["by_file"] = {name: each["accuracy"] for name, each in found["by_file"].items()}
+    baselines = found["baselines"].items()
+    kept["baselines"] = {
+        name: {key: each[key] for key in each if not key.startswith("by_")}
+        for name, each in baselines
+    }
+    return kept
 
 
 def drawn(arguments) -> pathlib.Path:
@@ -220,7 +232,7 @@ def curve(arguments, run: pathlib.Path) -> list[dict]:
     """Returns the accuracies at each checkpoint, over the words of training text before it."""
     flags = (f"--minimal_pairs={drawn(arguments)}/*.jsonl", "--skip_equal", "--steps=all")
     found = json.loads(output("evaluate", run, *flags))
-    keys = ("words", "accuracy", "interval", "by_field", "by_term")
+    keys = ("words", "accuracy", "interval", "by_field")
     points = [{key: each[key] for key in keys if key in each} for each in found["checkpoints"]]
     return [*points, {"first_above_chance": found["first_above_chance"]}]
 
