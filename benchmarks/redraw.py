@@ -32,6 +32,7 @@ PICTURES = {
     "encoders_cpu": "encoders",
     "growth_cpu": "growth",
     "history_cpu": "history",
+    "language_knowledge_cpu": "language_knowledge",
     "length": "length",
     "lstm_gpt_cpu": "",
     "mup_gpt_cpu": "mup_transfer",
