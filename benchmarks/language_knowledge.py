@@ -14,7 +14,7 @@ run of configs/babylm/pretrain.py, named FAMILY-SEED, with its evaluations:
   with one-hot vectors, so that they read little text; counted trigrams of the whole text stand
   beside the rows;
 - BLiMP: 100 pairs of each file, drawn once for all runs; for the runs in CURVES also at each of
-  their checkpoints, after 0.1 to 3 million words;
+  their checkpoints, after 0.1 to 3 million words, as far as a run reads;
 - BLiMP's supplement: all pairs of its five files;
 - reading times: the gain in R^2 of first-pass reading and self-paced reading over length,
   frequency and position of a word.
@@ -81,11 +81,12 @@ FINETUNED = {
     "electra": "electra",
 }
 TASKS = ("mnli", "qqp")
-TIMES = ("RTfirstpass", "self_paced_reading_time")
+TIMES = {"RTfirstpass": "first-pass times", "self_paced_reading_time": "self-paced times"}
 PREDICTORS = ("length", "Subtlex_log10", "context_length")
 DRAWN = 100  # pairs of each file of BLiMP
 TINY = {"model.vocab_size": 400, "train.batch": 8}
 SHORT = {"train.num_steps": 2, "train.eval_every": 2, "checkpoint.every": 2}
+# Those of the first row, whose tokenizer most models share.
 BASELINES = {"ngrams": "*trigrams of the training text*", "shorter": "*fewer tokens*"}
 
 
@@ -185,8 +186,9 @@ def described(run: pathlib.Path, words: int) -> dict:
 
     config = spec.read(run).config
     task = make_task(config, run)
+    counts = task.parameter_counts()
     return {
-        "parameters": task.parameter_counts()["params"],
+        "parameters": counts.get("params_trained", counts["params"]),  # without those of a teacher
         "updates": config.train.num_steps,
         "passes": task.words_read(config.train.num_steps) / words,
     }
@@ -233,8 +235,7 @@ def curve(arguments, run: pathlib.Path) -> list[dict]:
     flags = (f"--minimal_pairs={drawn(arguments)}/*.jsonl", "--skip_equal", "--steps=all")
     found = json.loads(output("evaluate", run, *flags))
     keys = ("words", "accuracy", "interval", "by_field")
-    points = [{key: each[key] for key in keys if key in each} for each in found["checkpoints"]]
-    return [*points, {"first_above_chance": found["first_above_chance"]}]
+    return [{key: each[key] for key in keys} for each in found["checkpoints"]]
 
 
 def reading(arguments, run: pathlib.Path) -> dict:
@@ -280,11 +281,10 @@ def output(program: str, workdir: pathlib.Path, *flags: str) -> str:
 def table(rows: list[dict]) -> str:
     """Returns the rows as Markdown, the mean of the seeds of a family in one line."""
     header = ["model", "score", "parameters", "updates", "passes", "BLiMP", "fields"]
-    header += ["supplement", "R² of reading, %", "MNLI", "QQP"]
+    header += ["supplement", *TIMES.values(), "MNLI", "QQP, F1"]
     lines = []
     for family, own in by_family(rows).items():
         first = own[0]
-        gains = [mean(row["reading"][name]["held_out_gain"] for row in own) for name in TIMES]
         tasks = first.get("finetuned", {})
         lines.append(
             [
@@ -296,7 +296,7 @@ def table(rows: list[dict]) -> str:
                 accuracy_cell([row["blimp"] for row in own]),
                 " / ".join(f"{100 * value:.0f}" for value in fields(own).values()),
                 accuracy_cell([row["supplement"] for row in own]),
-                " / ".join(f"{100 * gain:+.2f}" for gain in gains),
+                *(reading_cell([row["reading"][name] for row in own]) for name in TIMES),
                 *(f"{100 * tasks[task]['score']:.1f}" if task in tasks else "" for task in TASKS),
             ]
         )
@@ -304,7 +304,7 @@ def table(rows: list[dict]) -> str:
         cells = [
             accuracy_cell([rows[0][part]["baselines"][name]]) for part in ("blimp", "supplement")
         ]
-        lines.append([label, "", "", "", "", cells[0], "", cells[1], "", "", ""])
+        lines.append([label, "", "", "", "", cells[0], "", cells[1], "", "", "", ""])
     return comparison.markdown(header, lines)
 
 
@@ -330,6 +330,12 @@ def accuracy_cell(results: list[dict]) -> str:
     return f"{100 * mean(each['macro'] for each in results):.1f} ± {100 * reach:.1f}"
 
 
+def reading_cell(results: list[dict]) -> str:
+    """Returns the gain in R² for held-out sentences, in points, and the milliseconds per bit."""
+    gain = mean(each["held_out_gain"] for each in results)
+    return f"{100 * gain:+.2f}, {mean(each['milliseconds_per_bit'] for each in results):+.1f} ms"
+
+
 def fields(rows: list[dict]) -> dict[str, float]:
     """Returns the accuracy of each field of BLiMP, the mean over the seeds."""
     found = [merged(row["blimp"]["by_field"]) for row in rows]
@@ -351,7 +357,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     from transformer_jax.pictures.figure import save
 
     save(phenomena(by_family(rows)), path)
-    curves = {row["part"]: row["curve"][:-1] for row in rows if "curve" in row}
+    curves = {row["part"]: row["curve"] for row in rows if "curve" in row}
     if curves:
         save(over_words(curves), path.with_name(f"{path.stem}_words{path.suffix}"))
 

@@ -110,8 +110,9 @@ def test_a_report_and_mistakes(gpt, table):
     flags = "--times=time", "--predictors=length"
     report = json.loads(call("surprisal", flag, table, *flags).stdout)
     assert report["kind"] == "exact" and report["times"]["time"]["words"] == 25
-    # Each of these sentences has one word, which is the first.
-    refused(call("surprisal", flag, table, *flags, "--spillover"), "0 of 25 rows have all values")
+    # The first word of a sentence has no word before it.
+    report = json.loads(call("surprisal", flag, table, *flags, "--spillover").stdout)
+    assert report["times"]["time"]["words"] == 20
     assert all(math.isfinite(x) for x in report["times"]["time"]["interval"])
     refused(call("surprisal", flag, table, "--times=word"), "column 'word' has no numbers")
     path.write_text(lines[0] + "\nthe,cat\n")
@@ -121,6 +122,10 @@ def test_a_report_and_mistakes(gpt, table):
     refused(call("surprisal", flag, table, "--times=x"), "no column 'x'; there are item, word")
     refused(call("surprisal", flag, table, "--predictors=length"), "--predictors needs --times")
     refused(call("surprisal", flag, table, "--spillover"), "--spillover needs --times")
+    refused(
+        call("surprisal", flag, table, "--column=word"), "--column=word: the table has a column"
+    )
+    refused(call("surprisal", flag, table, *flags, "--column=x"), "--column and --times")
     refused(call("surprisal", flag), "--table=FILE.csv is missing")
 
 
@@ -140,6 +145,10 @@ def test_a_table_without_contexts(gpt, tmp_path):
     assert [sum(bits[:3]), sum(bits[3:])] == pytest.approx(expected, abs=1e-3)
 
 
-def test_spillover_is_the_surprisal_of_the_word_before():
-    found = surprisal._of_word_before([1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "a"])
-    assert found == pytest.approx([math.nan, 1.0, math.nan, 2.0], nan_ok=True)
+def test_spillover_is_the_surprisal_of_the_word_before(gpt):
+    """The rows of the table may be in any order, and some words may be missing."""
+    contexts = ["the cat", "", "a", "the cat"]
+    found = surprisal._before(gpt.task, gpt.params, contexts, within_word=False)
+    words = [("the", "cat"), ("", "a")]
+    cat, a = surprisal.surprisals(gpt.task, gpt.params, words)
+    assert found == pytest.approx([cat, math.nan, a, cat], nan_ok=True)

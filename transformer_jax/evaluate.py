@@ -151,6 +151,11 @@ def _check_flags(options) -> None:
         )
     cli.check_output("output")
     cli.check_output("pair_scores")
+    if options.pair_scores and (taken := {"where", "scores"} & {*options.pair_keys}):
+        raise UserError(
+            f"--pair_keys={','.join(options.pair_keys)}: --pair_scores writes {min(taken)!r} for "
+            "something else; rename the key"
+        )
     if len(options.pair_keys) != 2:
         raise UserError(
             f"--pair_keys={','.join(options.pair_keys)}: must be two keys, of the right and of the "

@@ -5,8 +5,8 @@ The table is a CSV file with a row for each word. --context_column and --word_co
 before a word in its sentence, and the word. A table without such texts has its words in order:
 --context_column= joins those before a word that have the same value in --sentence_column. The
 surprisal of the word, -log2 P(word | context) in bits, is added as the last column. A masked model
-reads a text that ends with the word, and a discriminator gives the improbability that the word
-was not replaced; see `score`.
+reads a text that ends with the word, and a discriminator gives -log2 of the probability that the
+word was not replaced; see `score`. --column names the new column.
 
 --times=RTfirstpass,self_paced_reading_time asks how well surprisal explains how long people read a
 word (Smith & Levy 2013). The output is then a JSON object. For each of these columns, it has R^2 of
@@ -65,6 +65,8 @@ def main() -> None:
     for name in ("predictors", "spillover"):
         if options[name].present and not options.times:
             raise UserError(f"--{name} needs --times, the columns to explain")
+    if options["column"].present and options.times:
+        raise UserError("--column and --times: give one of them, because --times adds no column")
     context, by_sentence = options.context_column, options.times or not options.context_column
     needed = [*filter(None, [context]), options.word_column, *options.times, *options.predictors]
     needed += [options.sentence_column] if by_sentence else []
@@ -76,6 +78,10 @@ def main() -> None:
         raise UserError(
             f"--context_column={context}: its values are numbers instead of texts; "
             "--context_column= joins the words before each word"
+        )
+    if options.column in rows[0] and not options.times:
+        raise UserError(
+            f"--column={options.column}: the table has a column of this name; give another one"
         )
     times = {name: _numbers(rows, name) for name in options.times}
     columns = [_numbers(rows, name) for name in options.predictors]
@@ -93,7 +99,7 @@ def main() -> None:
         return
     report = {"table": options.table, "kind": kind, "words": len(rows)}
     if options.spillover:
-        columns.append(_of_word_before(bits, sentences))
+        columns.append(_before(task, params, contexts, within_word=options.within_word))
     predictors = [list(values) for values in zip(*columns)] or [[] for _ in rows]
     report["times"] = {
         name: explained(values, predictors, bits, sentences) for name, values in times.items()
@@ -111,13 +117,18 @@ def words_before(words: list[str], sentences: list[str]) -> list[str]:
     return contexts
 
 
-def _of_word_before(values: list[float], sentences: list[str]) -> list[float]:
-    """Returns for each word the value of the word before in its sentence; NaN for the first."""
-    found, last = [], {}
-    for value, sentence in zip(values, sentences):
-        found.append(last.get(sentence, math.nan))
-        last[sentence] = value
-    return found
+def _before(task, params, contexts: list[str], *, within_word: bool) -> list[float]:
+    """Returns the surprisal of the last word of each context; NaN where there is none.
+
+    It is not looked up in the table, whose rows may be in any order, and may lack some words.
+    """
+    pairs = {}
+    for text in filter(str.strip, contexts):
+        before, _, word = text.rstrip().rpartition(" ")
+        pairs[text] = (before, word)
+    bits = surprisals(task, params, [*pairs.values()], within_word=within_word)
+    found = dict(zip(pairs, bits))
+    return [found.get(text, math.nan) for text in contexts]
 
 
 def _are_numbers(texts: list[str]) -> bool:

@@ -87,7 +87,6 @@ def test_labels_of_json_are_strings_or_integers(tmp_path):
     assert [record.values for record in table] == [("1.5", "1"), ("b", "no"), ("3", "-1")]
 
 
-@pytest.mark.full
 def test_a_text_is_made_of_several_columns(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(
@@ -107,6 +106,7 @@ def test_a_text_is_made_of_several_columns(tmp_path):
     assert joined.fingerprint() != other.fingerprint() != joined.table.fingerprint()
 
 
+@pytest.mark.full
 def test_long_sentences_are_tagged_in_parts(runs, tmp_path):
     config = build(tmp_path, "tagging", runs["bert"], train__num_steps=2)
     sentence = "\n".join(["cat\tB-PET", "sat\tO"] * 40)

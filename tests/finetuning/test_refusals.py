@@ -262,6 +262,25 @@ WRONG = [
         dict(task__pair="1"),
         "config.task.label=1: that column is a text",
     ),
+    (
+        "classification",
+        None,
+        "",
+        dict(task__pair="is it {{1}}, or {{2}}?"),
+        "config.task.label=1: that column is a text",
+    ),
+    (
+        "classification",
+        "lines.json",
+        '{"a": "x", "b": "y", "c": "z"}\n{"a": "x", "b": "y"}\n',
+        dict(
+            data__train_files="{}/lines.json",
+            task__text="a",
+            task__pair="{{a}} or {{c}}?",
+            task__label="b",
+        ),
+        "lines.json:2: no key 'c'",
+    ),
     ("classification", None, "", dict(model__vocab_size=20), "20"),
 ]
 

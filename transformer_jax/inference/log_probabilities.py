@@ -598,7 +598,7 @@ class TextScores(abc.ABC):
         if not isinstance(scoring, Masked):
             raise UserError(
                 "within_word: it is for masked language models, and this run (config.task.name="
-                f"{self.config.task.name!r}) does not score a text by masking each of its tokens"
+                f"{self.config.task.name!r}) predicts no token from the tokens after it"
             )
         return dataclasses.replace(scoring, within_word=True)
 
@@ -637,7 +637,9 @@ class TextScores(abc.ABC):
           >>> right.log_prob > wrong.log_prob
           True
         """
-        scoring = self._scoring_of(within_word)
+        return self._log_likelihoods(params, self._scoring_of(within_word), pairs, from_start)
+
+    def _log_likelihoods(self, params, scoring, pairs, from_start) -> Iterator[Likelihood]:
         for chunk in _chunks(scoring, enumerate(pairs, 1)):
             names = [f"pair {number}" for number, _ in chunk]
             encoded = _encoded([pair for _, pair in chunk], self.tokenizer.target)

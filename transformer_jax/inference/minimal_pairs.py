@@ -221,11 +221,8 @@ def accuracies(pairs: Sequence[Pair], scores: Sequence[float]) -> dict:
     files = parts["by_file"].values()
     macro = statistics.fmean(each["accuracy"] for each in files)
     # The files are those of the benchmark and no sample, so only their pairs vary.
-    variance = (
-        sum(each["accuracy"] * (1 - each["accuracy"]) / each["pairs"] for each in files)
-        / len(files) ** 2
-    )
-    reach = _QUANTILE * math.sqrt(variance)
+    variances = (_variance(each["accuracy"], each["ties"]) / each["pairs"] for each in files)
+    reach = _QUANTILE * math.sqrt(sum(variances)) / len(files)
     return {
         **_summary(points),
         "macro": macro,
@@ -243,15 +240,24 @@ def _grouped(pairs: Sequence[Pair], points: np.ndarray, by: str) -> dict[str, di
 
 
 def _summary(points: np.ndarray) -> dict:
+    accuracy, ties = float(points.mean()), float((points == 0.5).mean())
+    # Ties vary less, so that the interval is that of a share of more pairs.
+    variance = _variance(accuracy, ties)
+    count = len(points) * accuracy * (1 - accuracy) / variance if variance else len(points)
     return {
-        "accuracy": float(points.mean()),
-        "interval": list(_interval(float(points.mean()), len(points))),
-        "ties": float((points == 0.5).mean()),
+        "accuracy": accuracy,
+        "interval": list(_interval(accuracy, count)),
+        "ties": ties,
         "pairs": len(points),
     }
 
 
-def _interval(share: float, count: int) -> tuple[float, float]:
+def _variance(accuracy: float, ties: float) -> float:
+    """Returns the variance of the points of a pair, of which a tie has one half."""
+    return max(accuracy * (1 - accuracy) - ties / 4, 0.0)
+
+
+def _interval(share: float, count: float) -> tuple[float, float]:
     """Returns the interval of a share by Wilson (1927), which is also right near 0 and 1."""
     squared = _QUANTILE**2 / count
     middle = (share + squared / 2) / (1 + squared)
