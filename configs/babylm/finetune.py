@@ -8,9 +8,9 @@ The argument is TASK or TASK,MODEL. TASK is boolq, mnli, mrpc, multirc, qqp, rte
 that of the run in DIR, such as gpt; the default is bert. The files are JSON lines. The challenge
 trains with AdamW at 3e-5, in batches of 32 rows, and of 16 for the long texts of boolq and multirc,
 for at most 10 epochs, and 30 for wsc (its evaluation pipeline of 2025). Here the rate decays
-linearly after a warm-up, and rows have 128 tokens instead of the 512 of the challenge, as many as
-the models of pretrain.py read. The second texts of multirc and wsc are the questions of the
-challenge.
+linearly after a warm-up, and rows have 128 tokens instead of the 512 of the challenge: as many as
+the models of pretrain.py can read, though their own rows have at most 64. The second texts of
+multirc and wsc are the questions of the challenge.
 """
 
 from transformer_jax.config import choice, experiment
