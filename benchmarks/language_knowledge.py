@@ -80,7 +80,7 @@ FINETUNED = {
     "roberta": "roberta",
     "electra": "electra",
 }
-TASKS = ("mnli", "qqp")
+TASKS = {"mnli": "MNLI", "qqp": "QQP, F1"}
 TIMES = {"RTfirstpass": "first-pass times", "self_paced_reading_time": "self-paced times"}
 PREDICTORS = ("length", "Subtlex_log10", "context_length")
 DRAWN = 100  # pairs of each file of BLiMP
@@ -210,10 +210,9 @@ def short(found: dict) -> dict:
     """Returns the result of an evaluation without paths, and of files the accuracies alone."""
     kept = {key: found[key] for key in found if key not in ("workdir", "minimal_pairs")}
     kept["by_file"] = {name: each["accuracy"] for name, each in found["by_file"].items()}
-    baselines = found["baselines"].items()
     kept["baselines"] = {
         name: {key: each[key] for key in each if not key.startswith("by_")}
-        for name, each in baselines
+        for name, each in found["baselines"].items()
     }
     return kept
 
@@ -281,11 +280,12 @@ def output(program: str, workdir: pathlib.Path, *flags: str) -> str:
 def table(rows: list[dict]) -> str:
     """Returns the rows as Markdown, the mean of the seeds of a family in one line."""
     header = ["model", "score", "parameters", "updates", "passes", "BLiMP", "fields"]
-    header += ["supplement", *TIMES.values(), "MNLI", "QQP, F1"]
+    tasks = [task for task in TASKS if any(task in row.get("finetuned", {}) for row in rows)]
+    header += ["supplement", *TIMES.values(), *(TASKS[task] for task in tasks)]
     lines = []
     for family, own in by_family(rows).items():
         first = own[0]
-        tasks = first.get("finetuned", {})
+        tuned = first.get("finetuned", {})
         lines.append(
             [
                 FAMILIES[family] + (f", {len(own)} seeds" if len(own) > 1 else ""),
@@ -297,14 +297,15 @@ def table(rows: list[dict]) -> str:
                 " / ".join(f"{100 * value:.0f}" for value in fields(own).values()),
                 accuracy_cell([row["supplement"] for row in own]),
                 *(reading_cell([row["reading"][name] for row in own]) for name in TIMES),
-                *(f"{100 * tasks[task]['score']:.1f}" if task in tasks else "" for task in TASKS),
+                *(f"{100 * tuned[task]['score']:.1f}" if task in tuned else "" for task in tasks),
             ]
         )
     for name, label in BASELINES.items():
         cells = [
             accuracy_cell([rows[0][part]["baselines"][name]]) for part in ("blimp", "supplement")
         ]
-        lines.append([label, "", "", "", "", cells[0], "", cells[1], "", "", "", ""])
+        rest = [""] * (len(TIMES) + len(tasks))
+        lines.append([label, "", "", "", "", cells[0], "", cells[1], *rest])
     return comparison.markdown(header, lines)
 
 

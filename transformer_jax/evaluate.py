@@ -212,12 +212,11 @@ def _minimal_pairs(options) -> dict:
         task, params = cli.open_run(
             "log_probability", "has log-probabilities of texts", ALLOWED, step=step
         )
-        scores = minimal_pairs.scored(task, params, pairs, **how)
+        scores = minimal_pairs.sentence_scores(task, params, pairs, **how)
         found.append({"step": step, **minimal_pairs.accuracies(pairs, scores)})
     baselines = minimal_pairs.baselines(task, pairs)
-    results = found[0]
-    if options.steps:
-        results = _over_words(options, task, found, baselines["shorter"])
+    shorter = baselines["shorter"]
+    results = _over_words(options, task, found, shorter) if options.steps else found[0]
     if options.pair_scores:
         _write_scores(options.pair_scores, pairs, scores, keys)
     return {

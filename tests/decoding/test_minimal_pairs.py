@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 def test_accuracies_by_file_and_phenomenon(folder):
     pairs = minimal_pairs.read(f"{folder}/*.jsonl")
-    found = minimal_pairs.accuracies(pairs, minimal_pairs.scored(Lengths(), None, pairs))
+    found = minimal_pairs.accuracies(pairs, minimal_pairs.sentence_scores(Lengths(), None, pairs))
     # Right, wrong and a tie in the first file, and right in the second.
     assert found["accuracy"] == 2.5 / 4 and found["ties"] == 1 / 4 and found["pairs"] == 4
     assert found["macro"] == (0.5 + 1) / 2
@@ -56,7 +56,7 @@ def test_accuracies_by_file_and_phenomenon(folder):
     shorter = minimal_pairs.baselines(Lengths(), pairs)
     assert shorter.keys() == {"shorter"} and shorter["shorter"]["ties"] == 1
     assert shorter["shorter"]["by_file"]["a"]["accuracy"] == 0.5
-    by_character = minimal_pairs.scored(Lengths(), None, pairs, normalize="characters")
+    by_character = minimal_pairs.sentence_scores(Lengths(), None, pairs, normalize="characters")
     assert {*by_character} == {-1}
 
 

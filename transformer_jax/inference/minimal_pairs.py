@@ -97,7 +97,7 @@ def _pair(record: Any, where: Location, keys: tuple[str, str], file: str) -> Pai
 Normalization = Literal["sum", "tokens", "characters"]
 
 
-def scored(
+def sentence_scores(
     task,
     params,
     pairs: Sequence[Pair],
@@ -105,7 +105,7 @@ def scored(
     normalize: Normalization = "sum",
     within_word: bool = False,
 ) -> list[float]:
-    """Returns the scores of the sentences of the pairs by a task's model, good ones first.
+    """Returns the scores of both sentences of each pair by a task's model, the good one first.
 
     `normalize` divides each log-probability by the number of tokens or characters of the sentence,
     and `within_word` is that of `log_probability`. Raises UserError for a sentence of unknown
@@ -180,7 +180,7 @@ def _parts(result: Mapping) -> dict[str, dict]:
 
 
 def _encoded(task, pairs: Sequence[Pair]) -> tuple[list[str], list[list[int]]]:
-    """Returns the sentences of the pairs and their ids, good ones first."""
+    """Returns both sentences of each pair, the good one first, and their ids."""
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     tokenizer = task.tokenizer.target
     encoded = tokenizer.encode(sentences)
@@ -208,7 +208,7 @@ def _ngram_scores(task, encoded: list[list[int]]) -> list[float] | None:
 
 
 def accuracies(pairs: Sequence[Pair], scores: Sequence[float]) -> dict:
-    """Returns the accuracies of pairs, given the scores of their sentences, good ones first.
+    """Returns the accuracies of pairs, given the scores that `sentence_scores` returns.
 
     "accuracy" is over all pairs, "macro" is the mean over the files, and both have intervals of
     95 %. "ties" is the share of pairs with equal scores. The entries "by_file", "by_field" and

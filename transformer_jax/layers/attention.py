@@ -296,7 +296,7 @@ _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", 
 # cuDNN's kernel has a window of its own, but only if there are no conditions beside these.
 _CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
 # It takes the lengths of rows in place of segments beside these.
-_CUDNN_LENGTHS = frozenset({"causal", "query_segments", "key_segments", "groups"})
+_CUDNN_LENGTHS = frozenset({"causal", "query_segments", "key_segments"})
 # The fields of a mask and the options that each kernel supports. A kernel would silently ignore any
 # other condition, so `pick` must not choose it then. `dot_product` supports all.
 TAKES = {

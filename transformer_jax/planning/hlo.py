@@ -459,24 +459,27 @@ def _convolution_flops(each: _Instruction, source: _Instruction, kernel: _Instru
     read, weights, written = (
         dict(zip(names, array.dimensions)) for names, array in zip(labels, (source, kernel, each))
     )
+    axes = sorted(name for name in read if name.isdigit())
+    windows = zip(
+        axes,
+        _window(each, "stride", [1] * len(axes)),
+        _window(each, "lhs_dilate", [1] * len(axes)),
+        _window(each, "rhs_dilate", [1] * len(axes)),
+        _window(each, "pad", [0] * len(axes)),
+    )
     flops = 2.0 * written["b"] * written["f"] * weights["i"]
-    for number, axis in enumerate(sorted(name for name in read if name.isdigit())):
-
-        def window(name: str, default: str, number=number) -> str:
-            found = re.search(rf"window={{[^}}]*\b{name}=([\w\-]+)", each.line)
-            return found[1].split("x")[number] if found else default
-
-        stride, gap, kernel_gap = (
-            int(window(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate")
-        )
-        padding = int(window("pad", "0_0").split("_")[0])
-        places = np.add.outer(
-            np.arange(written[axis]) * stride, np.arange(weights[axis]) * kernel_gap
-        )
-        places -= padding
+    for axis, stride, gap, kernel_gap, padding in windows:
+        starts, offsets = np.arange(written[axis]) * stride, np.arange(weights[axis]) * kernel_gap
+        places = np.add.outer(starts, offsets) - padding
         inside = (places >= 0) & (places <= (read[axis] - 1) * gap) & (places % gap == 0)
         flops *= int(inside.sum())
     return flops
+
+
+def _window(each: _Instruction, name: str, default: list[int]) -> list[int]:
+    """Returns a number of a convolution's window for each axis; of the padding, that in front."""
+    found = re.search(rf"window={{[^}}]*\b{name}=([\w\-]+)", each.line)
+    return [int(size.split("_")[0]) for size in found[1].split("x")] if found else default
 
 
 def _attention_flops(call: _Instruction) -> float:
