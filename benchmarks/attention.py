@@ -24,7 +24,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import main, sides
+from harness import beside, main, sides
 
 from transformer_jax.layers import attention as kernels
 from transformer_jax.layers.masks import Mask
@@ -64,15 +64,13 @@ def attention(tiny: bool, kind: str):
             way: ("torch", functools.partial(torch_calls, calls, way)) for way in _torch_ways(kind)
         }
         spent = sides(makers, 2 if tiny else 7)
-        for way in [*spent][1:]:
-            yield {
-                "case": f"{kind}, {calls.rows} rows of {length}",
-                "ours": 1e3 * spent["ours"] / times,
-                "unit": "ms",
-                "peer": 1e3 * spent[way] / times,
-                "peer_name": way,
-                "ratio": spent[way] / spent["ours"],
-            }
+        yield from beside(
+            f"{kind}, {calls.rows} rows of {length}",
+            spent.pop("ours"),
+            spent,
+            "ms",
+            lambda seconds, times=times: 1e3 * seconds / times,
+        )
 
 
 def our_calls(calls: Calls) -> Callable[[], None]:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 
 import numpy as np
-from harness import apart, gpu, sides
+from harness import apart, gpu, sides, tokens_beside
 from steps import random_params
 
 from transformer_jax import convert
@@ -82,22 +82,13 @@ def _rows(title: str, cases: list[Beams], ours: Callable, repeats: int):
     }
     if gpu():
         del peers["CTranslate2, sorted"]
-    makers = {("ours", case.size): ("jax", functools.partial(ours, case)) for case in cases}
     for case in cases:
+        makers = {"ours": ("jax", functools.partial(ours, case))}
         for name, (library, engine, sort_by) in peers.items():
-            maker = functools.partial(peer_beams, case, engine, sort_by)
-            makers[name, case.size] = (library, maker)
-    spent = sides(makers, repeats)
-    tokens = int(cases[0].lengths[:, 1].sum())
-    for name, size in [*spent][len(cases) :]:
-        yield {
-            "case": f"beam 4, {size} at a time, {title}",
-            "ours": tokens / spent["ours", size],
-            "unit": "tokens/s",
-            "peer": tokens / spent[name, size],
-            "peer_name": name,
-            "ratio": spent[name, size] / spent["ours", size],
-        }
+            makers[name] = (library, functools.partial(peer_beams, case, engine, sort_by))
+        spent = sides(makers, repeats)
+        name = f"beam 4, {case.size} at a time, {title}"
+        yield from tokens_beside(name, spent, int(case.lengths[:, 1].sum()))
 
 
 def our_beams(case: Beams) -> Callable[[], None]:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from beams import beam, opus_mt
-from harness import main, seconds, sides
+from harness import main, seconds, sides, tokens_beside
 from steps import random_params
 
 from transformer_jax.config import experiment
@@ -105,20 +105,11 @@ def gpt2(tiny: bool, data: str | None):
         case = dataclasses.replace(case, batch=batch)
         makers = {
             "ours": ("jax", functools.partial(our_texts, case)),
-            "peer": ("torch", functools.partial(peer_texts, case)),
+            "HF generate, static cache": ("torch", functools.partial(peer_texts, case)),
         }
         spent = sides(makers, 1 if tiny else 3)
-        if "peer" not in spent:
-            continue
-        tokens = batch * case.count
-        yield {
-            "case": f"{name}, batch {batch}, {case.count} tokens",
-            "ours": tokens / spent["ours"],
-            "unit": "tokens/s",
-            "peer": tokens / spent["peer"],
-            "peer_name": "HF generate, static cache",
-            "ratio": spent["peer"] / spent["ours"],
-        }
+        title = f"{name}, batch {batch}, {case.count} tokens"
+        yield from tokens_beside(title, spent, batch * case.count)
 
 
 def our_texts(case: Texts) -> Callable[[], None]:

@@ -7,14 +7,17 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import pathlib
 import platform
+import runpy
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from importlib import metadata
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from transformer_jax import pictures
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _LONG_CALL = 10  # seconds; the time to touch reclaimed memory is small compared with it
 # Their versions are recorded where they are installed.
 PEERS = ("torch", "transformers", "ctranslate2", "gensim")
+# Interpreters whose environments have other releases of JAX; see --jax.
+_others: list[str] = []
 
 
 def main(
@@ -48,6 +53,7 @@ def main(
     """
     use_huge_pages()  # for the peers, too
     arguments = _parser(doc, cases, data, plot is not None).parse_args()
+    _others.extend(filter(None, arguments.jax.split(",")))
     case_arguments = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
     header = {"machine": machine(), "versions": _versions(libraries), "command": _command()}
     rows = []
@@ -72,6 +78,12 @@ def _parser(doc: str, cases: Iterable[str], data: str, plots: bool) -> argparse.
         "--case", choices=list(cases), action="append", help="only this case; may be repeated"
     )
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
+    parser.add_argument(
+        "--jax",
+        default="",
+        help="python of an environment with another release of JAX, which becomes one more peer "
+        "where sides take turns on a CPU; several with commas",
+    )
     if data:
         parser.add_argument("--data", help=data)
     if plots:
@@ -91,7 +103,7 @@ def _versions(libraries: Iterable[str]) -> dict[str, str]:
 
 def _command() -> list[str]:
     """Returns the command line without the paths of this machine."""
-    paths = ("--data=", "--json=", "--plot=")
+    paths = ("--data=", "--jax=", "--json=", "--plot=")
     return [word.partition("=")[0] if word.startswith(paths) else word for word in sys.argv]
 
 
@@ -132,6 +144,42 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def beside(
+    case: str,
+    ours: float,
+    peers: dict[str, float],
+    unit: str,
+    shown: Callable[[float], float],
+    **more,
+) -> Iterator[dict]:
+    """Yields a row for each peer.
+
+    Args:
+      case: the name of the row.
+      ours: the seconds of our side.
+      peers: the seconds of each peer.
+      unit: the unit of the row's values.
+      shown: the value that is shown for a number of seconds.
+      **more: further entries of the row.
+    """
+    for name, seconds_of_peer in peers.items():
+        yield {
+            "case": case,
+            "ours": shown(ours),
+            "unit": unit,
+            "peer": shown(seconds_of_peer),
+            "peer_name": name,
+            "ratio": seconds_of_peer / ours,
+            **more,
+        }
+
+
+def tokens_beside(case: str, spent: dict[str, float], tokens: int, **more) -> Iterator[dict]:
+    """Yields `beside` of the sides of `sides`, in tokens a second."""
+    peers = {name: spent[name] for name in spent if name != "ours"}
+    return beside(case, spent["ours"], peers, "tokens/s", lambda seconds: tokens / seconds, **more)
+
+
 def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Returns the seconds of each call: the median of `repeats` rounds.
 
@@ -169,11 +217,14 @@ def sides(
     GPU the sides do not take turns: each has a separate process and the GPU to itself, because a
     process keeps the GPU's memory, and a GPU's speed does not drift. A peer that fails with
     RuntimeError (memory, a missing kernel) is reported on stderr and left out. The first side must
-    not fail.
+    not fail. With --jax, it is also run by each of those interpreters, as the side "jax VERSION".
     """
     all_sides = [Side(name, library, maker) for name, (library, maker) in makers.items()]
     if gpu():
         return _one_by_one(all_sides, repeats)
+    for python in _others:
+        version = _process(python).submit(metadata.version, "jax").result()
+        all_sides.append(Side(f"jax {version}", python, all_sides[0].maker))
     for library in {side.library for side in all_sides}:
         _process(library).submit(_forget).result()
     turns = {}
@@ -214,8 +265,50 @@ def _seconds_of_turn(call: Callable[[], object]) -> float:
 
 
 @functools.cache
-def _process(library: str) -> ProcessPoolExecutor:
+def _process(library: str) -> "ProcessPoolExecutor | Interpreter":
+    if library in _others:
+        return Interpreter(library)
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+class Interpreter:
+    """A process of another environment. It computes one call at a time, like a pool of one.
+
+    multiprocessing can't start it, because it would pass on the paths of this environment.
+    """
+
+    def __init__(self, python: str):
+        here = pathlib.Path(__file__).resolve().parent
+        self._connection, other = multiprocessing.Pipe()
+        code = f"import harness; harness.serve({other.fileno()}, {sys.argv[0]!r})"
+        path = os.pathsep.join(map(str, (here, here.parent)))
+        self._process = subprocess.Popen(
+            [python, "-c", code],
+            env=os.environ | {"PYTHONPATH": path},
+            pass_fds=[other.fileno()],
+        )
+        other.close()
+
+    def submit(self, function: Callable, *arguments) -> Future:
+        future = Future()
+        try:
+            self._connection.send((function, arguments))
+            future.set_result(self._connection.recv())
+        except (EOFError, ConnectionError):  # its traceback is on stderr
+            raise SystemExit(f"{self._process.args[0]} ended") from None
+        return future
+
+
+def serve(descriptor: int, script: str) -> None:
+    """Computes the calls of an `Interpreter`, for a script whose functions they may name."""
+    sys.modules["__main__"].__dict__.update(runpy.run_path(script, run_name="__mp_main__"))
+    connection = Connection(descriptor)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(function(*arguments))
 
 
 # The calls of the sides that this process runs.

@@ -20,7 +20,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import numpy as np
-from harness import apart, main, sides
+from harness import apart, beside, main, sides
 from steps import Peer, our_step, peer_step, quiet
 from train_step import matmul_rate
 
@@ -76,16 +76,14 @@ def step(tiny: bool):
         spent = sides(makers, 2 if tiny else 9)
         task, _, _ = rows_of(**sizes)
         share = task.flops() * sizes["rows"] / spent["ours"] / apart(matmul_rate)
-        for way in [*spent][1:]:
-            yield {
-                "case": f"{name}, {sizes['rows']} images of {sizes['side']}",
-                "ours": sizes["rows"] / spent["ours"],
-                "unit": "images/s",
-                "peer": sizes["rows"] / spent[way],
-                "peer_name": way,
-                "ratio": spent[way] / spent["ours"],
-                "share": share,
-            }
+        yield from beside(
+            f"{name}, {sizes['rows']} images of {sizes['side']}",
+            spent.pop("ours"),
+            spent,
+            "images/s",
+            lambda seconds, rows=sizes["rows"]: rows / seconds,
+            share=share,
+        )
 
 
 def rows(tiny: bool):

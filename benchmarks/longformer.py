@@ -15,7 +15,7 @@ from collections.abc import Callable
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import numpy as np
-from harness import main, sides
+from harness import beside, main, sides
 
 LENGTHS = (4096, 16_384)
 SIZES = dict(layers=2, width=256, heads=4, window=512)
@@ -39,21 +39,13 @@ def rows(tiny: bool, train: bool):
         options = dict(length=length, train=train, **sizes)
         makers = {
             "ours": ("jax", functools.partial(our_call, **options)),
-            "peer": ("torch", functools.partial(peer_call, **options)),
-            "full": ("torch", functools.partial(full_call, **options)),
+            "transformers, Longformer": ("torch", functools.partial(peer_call, **options)),
+            "transformers, BERT": ("torch", functools.partial(full_call, **options)),
         }
         spent = sides(makers, 2 if tiny else 3)
         kind = "forward and backward" if train else "forward"
-        for peer, name in (("peer", "transformers, Longformer"), ("full", "transformers, BERT")):
-            if peer in spent:
-                yield {
-                    "case": f"Longformer, {kind}, a row of {length:,}",
-                    "ours": spent["ours"],
-                    "unit": "s",
-                    "peer": spent[peer],
-                    "peer_name": name,
-                    "ratio": spent[peer] / spent["ours"],
-                }
+        case = f"Longformer, {kind}, a row of {length:,}"
+        yield from beside(case, spent.pop("ours"), spent, "s", float)
 
 
 def ids(length: int) -> np.ndarray:

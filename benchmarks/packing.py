@@ -20,7 +20,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import numpy as np
-from harness import main, sides
+from harness import main, sides, tokens_beside
 from steps import quiet, stepping
 
 from transformer_jax.tasks.translation import Translation
@@ -92,16 +92,8 @@ def packing(tiny: bool, data: str | None, name: str, sizes: Sizes):
                 )
     spent = sides(makers, 2 if tiny else 5)
     filled = tokens / (_UPDATES * rows * length)
-    for way in [*spent][1:]:
-        yield {
-            "case": f"{name}, {rows} rows of {length}+{length}, {len(pairs) // _UPDATES} pairs",
-            "ours": tokens / spent["ours"],
-            "unit": "tokens/s",
-            "peer": tokens / spent[way],
-            "peer_name": way,
-            "ratio": spent[way] / spent["ours"],
-            "filled": filled,
-        }
+    case = f"{name}, {rows} rows of {length}+{length}, {len(pairs) // _UPDATES} pairs"
+    yield from tokens_beside(case, spent, tokens, filled=filled)
 
 
 def packed_batches(config, data: pathlib.Path, length: int) -> list[dict[str, np.ndarray]]:

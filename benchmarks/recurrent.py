@@ -16,7 +16,7 @@ from collections.abc import Callable
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import numpy as np
-from harness import main, sides
+from harness import main, sides, tokens_beside
 from steps import random_params, stepping
 
 from transformer_jax.config import experiment
@@ -36,20 +36,11 @@ def train(tiny: bool):
         model = dict(width=width, layers=layers)
         makers = {
             "ours": ("jax", functools.partial(our_step, rows, length, **model)),
-            "peer": ("torch", functools.partial(peer_step, rows, length, **model)),
+            "torch.nn.LSTM": ("torch", functools.partial(peer_step, rows, length, **model)),
         }
         spent = sides(makers, 2 if tiny else 9)
-        if "peer" not in spent:
-            continue
-        tokens = rows * length
-        yield {
-            "case": f"training, LSTM {name}, {rows} rows of {length}",
-            "ours": tokens / spent["ours"],
-            "unit": "tokens/s",
-            "peer": tokens / spent["peer"],
-            "peer_name": "torch.nn.LSTM",
-            "ratio": spent["peer"] / spent["ours"],
-        }
+        case = f"training, LSTM {name}, {rows} rows of {length}"
+        yield from tokens_beside(case, spent, rows * length)
 
 
 def generate(tiny: bool):
@@ -60,19 +51,11 @@ def generate(tiny: bool):
             count = 8 if tiny else 256
             makers = {
                 "ours": ("jax", functools.partial(our_texts, texts, count, **model)),
-                "peer": ("torch", functools.partial(peer_texts, texts, count, **model)),
+                "torch's loop": ("torch", functools.partial(peer_texts, texts, count, **model)),
             }
             spent = sides(makers, 2 if tiny else 5)
-            if "peer" not in spent:
-                continue
-            yield {
-                "case": f"generation, LSTM {name}, {texts} texts of {count}",
-                "ours": texts * count / spent["ours"],
-                "unit": "tokens/s",
-                "peer": texts * count / spent["peer"],
-                "peer_name": "torch's loop",
-                "ratio": spent["peer"] / spent["ours"],
-            }
+            case = f"generation, LSTM {name}, {texts} texts of {count}"
+            yield from tokens_beside(case, spent, texts * count)
 
 
 def task_of(rows: int, length: int, *, width: int, layers: int) -> CausalLM:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
-from harness import apart, in_turn, main, sides
+from harness import apart, in_turn, main, sides, tokens_beside
 from steps import (
     Peer,
     bert_peer,
@@ -124,16 +124,10 @@ def against_torch(case: str, rows_of: Callable, variants: dict[str, dict], peer:
     for variant, variant_sizes in variants.items():
         task, batch, _ = rows_of(**variant_sizes)
         share = task.flops() * len(next(iter(batch.values()))) / spent[variant] / ceiling
-        for way in [*spent][len(variants) :]:
-            yield {
-                "case": case + variant,
-                "ours": tokens / spent[variant],
-                "unit": "tokens/s",
-                "peer": tokens / spent[way],
-                "peer_name": way,
-                "ratio": spent[way] / spent[variant],
-                "share": share,
-            }
+        beside = {way: spent[way] for way in [*spent][len(variants) :]}
+        yield from tokens_beside(
+            case + variant, {"ours": spent[variant]} | beside, tokens, share=share
+        )
 
 
 def matmul_rate() -> float:

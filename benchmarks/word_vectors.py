@@ -14,12 +14,13 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
-from harness import main, sides
+from harness import beside, main, sides
 
 from transformer_jax.config import load
 from transformer_jax.data.tokenizers.words import Words
 
 _THREADS = 2
+_PEER = f"gensim, {_THREADS} threads"
 _CONFIG = "configs/word_vectors/skip_gram.py"
 # Words of one kind, as film reviews have them.
 SETS = {
@@ -111,19 +112,13 @@ def speed(tiny: bool, path: str):
         spent = sides(
             {
                 "ours": ("jax", functools.partial(trained, path, num_words, 1, folder)),
-                "gensim": ("gensim", functools.partial(gensim_trained, path, num_words, 1)),
+                _PEER: ("gensim", functools.partial(gensim_trained, path, num_words, 1)),
             },
             repeats=1 if tiny else 3,
         )
-    rates = {side: count / seconds for side, seconds in spent.items()}
-    yield {
-        "case": f"skip-gram of {num_words:,} words",
-        "ours": rates["ours"],
-        "unit": "words/s",
-        "peer_name": "gensim, 2 threads",
-        "peer": rates["gensim"],
-        "ratio": rates["ours"] / rates["gensim"],
-    }
+    case = f"skip-gram of {num_words:,} words"
+    ours = spent.pop("ours")
+    yield from beside(case, ours, spent, "words/s", lambda seconds: count / seconds)
 
 
 def parts(tiny: bool, path: str):
@@ -183,7 +178,7 @@ def neighbours(tiny: bool, path: str):
         "case": f"neighbours of their own set, {epochs} epochs of {num_words:,} words",
         "ours": ours,
         "unit": "share",
-        "peer_name": "gensim, 2 threads",
+        "peer_name": _PEER,
         "peer": theirs,
         "ratio": ours / max(theirs, 1e-9),
     }
