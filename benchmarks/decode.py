@@ -155,4 +155,5 @@ if __name__ == "__main__":
         ("jax", "flax"),
         data="folder of Multi30k for `beam`, with train and test_2016_flickr, .en and .de; "
         "without it, the lengths are drawn",
+        releases=True,
     )

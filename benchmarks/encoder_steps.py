@@ -147,4 +147,4 @@ def electra_rows(
 
 
 if __name__ == "__main__":
-    main(__doc__, {"roberta": roberta, "electra": electra}, ("jax", "flax"))
+    main(__doc__, {"roberta": roberta, "electra": electra}, ("jax", "flax"), releases=True)

@@ -10,10 +10,12 @@ import os
 import pathlib
 import platform
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from importlib import metadata
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 _LONG_CALL = 10  # seconds; the time to touch reclaimed memory is small compared with it
 # Their versions are recorded where they are installed.
 PEERS = ("torch", "transformers", "ctranslate2", "gensim")
-# Interpreters whose environments have other releases of JAX; see --jax.
-_others: list[str] = []
+# {interpreter of an environment with another release of JAX: its process}; see --jax
+_others: dict[str, "Interpreter"] = {}
 
 
 def main(
@@ -40,22 +42,26 @@ def main(
     default: Iterable[str] = (),
     *,
     data: str = "",
+    releases: bool = False,
     plot: Callable[[list[dict]], "Figure"] | None = None,
 ) -> None:
     """Runs the cases that --case selects, or those of `default`, or all.
 
     A case is a function of `tiny` that yields rows. With `data`, the help of a flag --data, it is a
-    function of `tiny` and of the flag's value. With `plot`, there is a flag --plot.
+    function of `tiny` and of the flag's value. With `releases`, there is a flag --jax, for cases
+    that call `sides`, and with `plot` a flag --plot.
 
     A row has the keys case, ours and unit. With a peer, it also has peer, peer_name and ratio; a
     ratio above 1 means that ours is better. An optional `share` is the model's FLOP/s over those of
     matrix products.
     """
     use_huge_pages()  # for the peers, too
-    arguments = _parser(doc, cases, data, plot is not None).parse_args()
-    _others.extend(filter(None, arguments.jax.split(",")))
+    parser = _parser(doc, cases, data, releases, plot is not None)
+    arguments = parser.parse_args()
     case_arguments = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
     header = {"machine": machine(), "versions": _versions(libraries), "command": _command()}
+    if releases and arguments.jax:
+        header["others"] = _started(parser, arguments.jax.split(","))
     rows = []
     for name in arguments.case or default or cases:
         for row in cases[name](*case_arguments):
@@ -69,7 +75,9 @@ def main(
         pictures.save(plot(rows), arguments.plot)
 
 
-def _parser(doc: str, cases: Iterable[str], data: str, plots: bool) -> argparse.ArgumentParser:
+def _parser(
+    doc: str, cases: Iterable[str], data: str, releases: bool, plots: bool
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,17 +86,40 @@ def _parser(doc: str, cases: Iterable[str], data: str, plots: bool) -> argparse.
         "--case", choices=list(cases), action="append", help="only this case; may be repeated"
     )
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
-    parser.add_argument(
-        "--jax",
-        default="",
-        help="python of an environment with another release of JAX, which becomes one more peer "
-        "where sides take turns on a CPU; several with commas",
-    )
     if data:
         parser.add_argument("--data", help=data)
+    if releases:
+        parser.add_argument(
+            "--jax",
+            help="interpreter of an environment with the package's libraries and another release "
+            "of JAX, such as the one that `launch/setup_venv.sh --jax=0.12.0.1` prints; several "
+            "with commas. On a CPU, our side also runs there, as one more peer, with the XLA flag "
+            "that the package sets for that release",
+        )
     if plots:
         parser.add_argument("--plot", help="draw the rows to this PNG file")
     return parser
+
+
+def _started(parser: argparse.ArgumentParser, pythons: list[str]) -> dict[str, dict[str, str]]:
+    """Starts the interpreters of --jax. Returns the versions of each, by the name of its side."""
+    if gpu():
+        parser.error("--jax: the sides take turns on a CPU only")
+    found = {}
+    for python in pythons:
+        if not shutil.which(python):
+            parser.error(f"--jax={python}: no such program")
+        _others[python] = Interpreter(python)
+        versions = _others[python].submit(_own_versions).result()
+        if (name := f"jax {versions['jax']}") in found:
+            parser.error(f"--jax={python}: another interpreter has {name}, too")
+        found[name] = versions
+    return found
+
+
+def _own_versions() -> dict[str, str]:
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
+    return {"python": platform.python_version(), **libraries}
 
 
 def machine() -> str:
@@ -145,39 +176,33 @@ def _shown(value: float) -> str:
 
 
 def beside(
-    case: str,
-    ours: float,
-    peers: dict[str, float],
-    unit: str,
-    shown: Callable[[float], float],
-    **more,
+    case: str, spent: dict[str, float], unit: str, shown: Callable[[float], float], **more
 ) -> Iterator[dict]:
-    """Yields a row for each peer.
+    """Yields a row of "ours" beside each peer.
 
     Args:
-      case: the name of the row.
-      ours: the seconds of our side.
-      peers: the seconds of each peer.
-      unit: the unit of the row's values.
-      shown: the value that is shown for a number of seconds.
-      **more: further entries of the row.
+      case: the name of the rows.
+      spent: the seconds of "ours" and of each peer, as `sides` returns them.
+      unit: the unit of the values.
+      shown: turns seconds into the value that is shown.
+      **more: further entries of the rows.
     """
-    for name, seconds_of_peer in peers.items():
-        yield {
-            "case": case,
-            "ours": shown(ours),
-            "unit": unit,
-            "peer": shown(seconds_of_peer),
-            "peer_name": name,
-            "ratio": seconds_of_peer / ours,
-            **more,
-        }
+    for peer in spent:
+        if peer != "ours":
+            yield {
+                "case": case,
+                "ours": shown(spent["ours"]),
+                "unit": unit,
+                "peer": shown(spent[peer]),
+                "peer_name": peer,
+                "ratio": spent[peer] / spent["ours"],
+                **more,
+            }
 
 
 def tokens_beside(case: str, spent: dict[str, float], tokens: int, **more) -> Iterator[dict]:
-    """Yields `beside` of the sides of `sides`, in tokens a second."""
-    peers = {name: spent[name] for name in spent if name != "ours"}
-    return beside(case, spent["ours"], peers, "tokens/s", lambda seconds: tokens / seconds, **more)
+    """Yields the rows of `beside` in tokens a second, for calls of so many tokens."""
+    return beside(case, spent, "tokens/s", lambda seconds: tokens / seconds, **more)
 
 
 def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -200,11 +225,16 @@ class Side:
     library: str
     maker: Callable[[], Callable[[], object]]
 
-    def start(self, process: ProcessPoolExecutor) -> str | None:
+    def start(self, process: "ProcessPoolExecutor | Interpreter") -> str | None:
         """Makes the call and tries it. Returns the reason if that fails."""
-        return process.submit(_make, self).result()
+        try:
+            return process.submit(_make, self).result()
+        except RuntimeError as error:
+            if not isinstance(process, Interpreter):
+                raise
+            return str(error)
 
-    def turn(self, process: ProcessPoolExecutor) -> float:
+    def turn(self, process: "ProcessPoolExecutor | Interpreter") -> float:
         return process.submit(_turn, self.name).result()
 
 
@@ -217,14 +247,14 @@ def sides(
     GPU the sides do not take turns: each has a separate process and the GPU to itself, because a
     process keeps the GPU's memory, and a GPU's speed does not drift. A peer that fails with
     RuntimeError (memory, a missing kernel) is reported on stderr and left out. The first side must
-    not fail. With --jax, it is also run by each of those interpreters, as the side "jax VERSION".
+    not fail. Each interpreter of --jax also runs it, as the side "jax VERSION".
     """
     all_sides = [Side(name, library, maker) for name, (library, maker) in makers.items()]
     if gpu():
         return _one_by_one(all_sides, repeats)
-    for python in _others:
-        version = _process(python).submit(metadata.version, "jax").result()
-        all_sides.append(Side(f"jax {version}", python, all_sides[0].maker))
+    for python, process in _others.items():
+        name = f"jax {process.submit(metadata.version, 'jax').result()}"
+        all_sides.append(Side(name, python, all_sides[0].maker))
     for library in {side.library for side in all_sides}:
         _process(library).submit(_forget).result()
     turns = {}
@@ -244,7 +274,7 @@ def _one_by_one(all_sides: list[Side], repeats: int) -> dict[str, float]:
     return spent
 
 
-def _starts(side: Side, process: ProcessPoolExecutor, required: bool) -> bool:
+def _starts(side: Side, process: "ProcessPoolExecutor | Interpreter", required: bool) -> bool:
     """Returns whether the side's call could be made and tried."""
     reason = side.start(process)
     if reason and required:
@@ -264,17 +294,19 @@ def _seconds_of_turn(call: Callable[[], object]) -> float:
     return first if first > _LONG_CALL else seconds(call)
 
 
-@functools.cache
 def _process(library: str) -> "ProcessPoolExecutor | Interpreter":
-    if library in _others:
-        return Interpreter(library)
+    return _others.get(library) or _pool(library)
+
+
+@functools.cache
+def _pool(library: str) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 class Interpreter:
-    """A process of another environment. It computes one call at a time, like a pool of one.
+    """A process of another environment. It computes one call at a time, as a pool of one does.
 
-    multiprocessing can't start it, because it would pass on the paths of this environment.
+    multiprocessing can't start it, because it would pass on the sys.path of this environment.
     """
 
     def __init__(self, python: str):
@@ -283,24 +315,33 @@ class Interpreter:
         code = f"import harness; harness.serve({other.fileno()}, {sys.argv[0]!r})"
         path = os.pathsep.join(map(str, (here, here.parent)))
         self._process = subprocess.Popen(
-            [python, "-c", code],
+            [python, "-P", "-c", code],
             env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
             pass_fds=[other.fileno()],
         )
         other.close()
 
     def submit(self, function: Callable, *arguments) -> Future:
-        future = Future()
         try:
             self._connection.send((function, arguments))
-            future.set_result(self._connection.recv())
-        except (EOFError, ConnectionError):  # its traceback is on stderr
+            result, error = self._connection.recv()
+        except (EOFError, ConnectionError):
             raise SystemExit(f"{self._process.args[0]} ended") from None
+        future = Future()
+        if error:
+            # Another release may lack anything that a call needs.
+            future.set_exception(RuntimeError(error))
+        else:
+            future.set_result(result)
         return future
 
 
 def serve(descriptor: int, script: str) -> None:
-    """Computes the calls of an `Interpreter`, for a script whose functions they may name."""
+    """Computes the calls of an `Interpreter` until it ends.
+
+    `script` is the benchmark, whose functions are pickled as those of __main__.
+    """
     sys.modules["__main__"].__dict__.update(runpy.run_path(script, run_name="__mp_main__"))
     connection = Connection(descriptor)
     while True:
@@ -308,7 +349,11 @@ def serve(descriptor: int, script: str) -> None:
             function, arguments = connection.recv()
         except EOFError:
             return
-        connection.send(function(*arguments))
+        try:
+            connection.send((function(*arguments), ""))
+        except Exception as error:
+            traceback.print_exc()
+            connection.send((None, f"{type(error).__name__}: {error}"))
 
 
 # The calls of the sides that this process runs.

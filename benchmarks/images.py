@@ -78,7 +78,6 @@ def step(tiny: bool):
         share = task.flops() * sizes["rows"] / spent["ours"] / apart(matmul_rate)
         yield from beside(
             f"{name}, {sizes['rows']} images of {sizes['side']}",
-            spent.pop("ours"),
             spent,
             "images/s",
             lambda seconds, rows=sizes["rows"]: rows / seconds,
@@ -194,4 +193,5 @@ if __name__ == "__main__":
         {"step": step, "rows": rows, "waiting": waiting},
         ("jax", "flax", "pillow"),
         ("step", "rows", "waiting"),
+        releases=True,
     )

@@ -45,7 +45,7 @@ def rows(tiny: bool, train: bool):
         spent = sides(makers, 2 if tiny else 3)
         kind = "forward and backward" if train else "forward"
         case = f"Longformer, {kind}, a row of {length:,}"
-        yield from beside(case, spent.pop("ours"), spent, "s", float)
+        yield from beside(case, spent, "s", float)
 
 
 def ids(length: int) -> np.ndarray:
@@ -98,4 +98,4 @@ def full_call(*, window: int, **options) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main(__doc__, {"forward": forward, "train": train}, ["jax", "jaxlib", "flax"])
+    main(__doc__, {"forward": forward, "train": train}, ["jax", "jaxlib", "flax"], releases=True)

@@ -176,4 +176,5 @@ if __name__ == "__main__":
         ("jax", "flax"),
         GPU if jax.default_backend() == "gpu" else CPU,
         data="folder with train.en and train.de",
+        releases=True,
     )

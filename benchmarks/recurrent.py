@@ -103,4 +103,4 @@ def peer_texts(texts: int, count: int, **model: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main(__doc__, {"train": train, "generate": generate}, ("jax", "flax"))
+    main(__doc__, {"train": train, "generate": generate}, ("jax", "flax"), releases=True)
