@@ -253,7 +253,6 @@ def finetuned(arguments, name: str) -> dict:
         "data.cache": arguments.workdir / "cache",
         "data.train_files": f"{glue}/{{task}}.train.jsonl",
         "data.valid_files": f"{glue}/{{task}}.valid.jsonl",
-        "task.group_by_length": 50,  # half of the rows would be padding
         # The table has the scores after the last update, and QQP's 20,215 pairs take long.
         "train.eval_every": 0.5,
     }

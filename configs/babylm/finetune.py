@@ -56,6 +56,7 @@ def get_config(argument="mnli"):
         task=dict(
             name="classification",
             length=128,
+            group_by_length=50,  # in random order, half of the positions would be padding
             label="label",
             **{key: values[key] for key in ("text", "pair", "labels")},
         ),
