@@ -28,6 +28,8 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 PICTURES = {
     "compare_cpu": "",
     "coordinates_cpu": "coordinates",
+    "curriculum_masks_cpu": "",
+    "curriculum_sources_cpu": "",
     "distance_cpu": "distance",
     "encoders_cpu": "encoders",
     "growth_cpu": "growth",
