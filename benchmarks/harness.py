@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LONG_CALL = 10  # seconds; the time to touch reclaimed memory is small compared with it
 # Their versions are recorded where they are installed.
 PEERS = ("torch", "transformers", "ctranslate2", "gensim")
-# {interpreter of an environment with another release of JAX: its process}; see --jax
+# {"jax VERSION": a process with that release}; see --jax
 _others: dict[str, "Interpreter"] = {}
 
 
@@ -109,11 +109,11 @@ def _started(parser: argparse.ArgumentParser, pythons: list[str]) -> dict[str, d
     for python in pythons:
         if not shutil.which(python):
             parser.error(f"--jax={python}: no such program")
-        _others[python] = Interpreter(python)
-        versions = _others[python].submit(_own_versions).result()
+        process = Interpreter(python)
+        versions = process.submit(_own_versions).result()
         if (name := f"jax {versions['jax']}") in found:
             parser.error(f"--jax={python}: another interpreter has {name}, too")
-        found[name] = versions
+        _others[name], found[name] = process, versions
     return found
 
 
@@ -252,9 +252,7 @@ def sides(
     all_sides = [Side(name, library, maker) for name, (library, maker) in makers.items()]
     if gpu():
         return _one_by_one(all_sides, repeats)
-    for python, process in _others.items():
-        name = f"jax {process.submit(metadata.version, 'jax').result()}"
-        all_sides.append(Side(name, python, all_sides[0].maker))
+    all_sides += [Side(name, name, all_sides[0].maker) for name in _others]
     for library in {side.library for side in all_sides}:
         _process(library).submit(_forget).result()
     turns = {}
