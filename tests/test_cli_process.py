@@ -41,6 +41,20 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
+def test_training_starts_without_slow_imports():
+    script = """
+import sys
+import transformer_jax.training.trainer
+from transformer_jax.tasks import causal_lm, classification, masked_lm, translation
+slow = {"scipy.stats", "scipy.signal", "matplotlib", "pandas", "sklearn", "torch", "transformers"}
+assert not slow & set(sys.modules), slow & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_missing_config_file_is_refused(tmp_path):
     refused(
         here("train_wmt", "--config=configs/wmt/none.py", f"--workdir={tmp_path}"),

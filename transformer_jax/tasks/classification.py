@@ -12,7 +12,6 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-import scipy.stats
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments
@@ -253,9 +252,12 @@ class Classification(FeatureBased):
             # A correlation is undefined without variance: scipy would return NaN, which JSON lacks.
             if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:
                 return {"pearson": 0.0, "spearman": 0.0}
+            # This is imported here, because the import is slow and classes do not need it.
+            from scipy import stats
+
             return {
-                "pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]),
-                "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0]),
+                "pearson": float(stats.pearsonr(labels, outputs[:, 0])[0]),
+                "spearman": float(stats.spearmanr(labels, outputs[:, 0])[0]),
             }
         predicted = outputs.argmax(axis=-1)
         num_labels = len(self.names)
