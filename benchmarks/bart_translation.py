@@ -173,5 +173,5 @@ if __name__ == "__main__":
             "difference": difference,
         },
         ("jax", "jaxlib", "flax"),
-        data="folder of multi30k/ and imdb/",
+        given=("data", "folder of multi30k/ and imdb/"),
     )

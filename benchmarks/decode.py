@@ -153,7 +153,10 @@ if __name__ == "__main__":
         __doc__,
         {"cache": cache, "beam": beam, "opus_mt": opus_mt, "gpt2": gpt2},
         ("jax", "flax"),
-        data="folder of Multi30k for `beam`, with train and test_2016_flickr, .en and .de; "
-        "without it, the lengths are drawn",
+        given=(
+            "data",
+            "folder of Multi30k for `beam`, with train and test_2016_flickr, .en and .de; "
+            "without it, the lengths are drawn",
+        ),
         releases=True,
     )

@@ -41,30 +41,30 @@ def main(
     libraries: Iterable[str],
     default: Iterable[str] = (),
     *,
-    data: str = "",
+    given: tuple[str, str] | None = None,
     releases: bool = False,
     plot: Callable[[list[dict]], "Figure"] | None = None,
 ) -> None:
     """Runs the cases that --case selects, or those of `default`, or all.
 
-    A case is a function of `tiny` that yields rows. With `data`, the help of a flag --data, it is a
-    function of `tiny` and of the flag's value. With `releases`, there is a flag --jax, for cases
-    that call `sides`, and with `plot` a flag --plot.
+    A case is a function of `tiny` that yields rows. With `given`, the name and help of a further
+    flag, it is a function of `tiny` and of the flag's value. With `releases`, there is a flag
+    --jax, for cases that call `sides`, and with `plot` a flag --plot.
 
     A row has the keys case, ours and unit. With a peer, it also has peer, peer_name and ratio; a
     ratio above 1 means that ours is better. An optional `share` is the model's FLOP/s over those of
     matrix products.
     """
     use_huge_pages()  # for the peers, too
-    parser = _parser(doc, cases, data, releases, plot is not None)
+    parser = _parser(doc, cases, given, releases, plot is not None)
     arguments = parser.parse_args()
-    case_arguments = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
+    values = [arguments.tiny, *([getattr(arguments, given[0])] if given else [])]
     header = {"machine": machine(), "versions": _versions(libraries), "command": _command()}
     if releases and arguments.jax:
         header["others"] = _started(parser, arguments.jax.split(","))
     rows = []
     for name in arguments.case or default or cases:
-        for row in cases[name](*case_arguments):
+        for row in cases[name](*values):
             rows.append(row)
             print(_line(row), flush=True)
             # Written after each row, so that nothing measured is lost.
@@ -76,7 +76,11 @@ def main(
 
 
 def _parser(
-    doc: str, cases: Iterable[str], data: str, releases: bool, plots: bool
+    doc: str,
+    cases: Iterable[str],
+    given: tuple[str, str] | None,
+    releases: bool,
+    plots: bool,
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -86,8 +90,8 @@ def _parser(
         "--case", choices=list(cases), action="append", help="only this case; may be repeated"
     )
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
-    if data:
-        parser.add_argument("--data", help=data)
+    if given:
+        parser.add_argument(f"--{given[0]}", help=given[1])
     if releases:
         parser.add_argument(
             "--jax",
@@ -134,7 +138,7 @@ def _versions(libraries: Iterable[str]) -> dict[str, str]:
 
 def _command() -> list[str]:
     """Returns the command line without the paths of this machine."""
-    paths = ("--data=", "--jax=", "--json=", "--plot=")
+    paths = ("--data=", "--jax=", "--json=", "--plot=", "--root=")
     return [word.partition("=")[0] if word.startswith(paths) else word for word in sys.argv]
 
 

@@ -175,6 +175,6 @@ if __name__ == "__main__":
         CPU | GPU,
         ("jax", "flax"),
         GPU if jax.default_backend() == "gpu" else CPU,
-        data="folder with train.en and train.de",
+        given=("data", "folder with train.en and train.de"),
         releases=True,
     )

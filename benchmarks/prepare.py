@@ -193,5 +193,5 @@ if __name__ == "__main__":
         __doc__,
         cases,
         ("sentencepiece", "tensorstore", "numpy"),
-        data="folder for the pairs and the stores, 5 GB",
+        given=("data", "folder for the pairs and the stores, 5 GB"),
     )

@@ -1,25 +1,30 @@
 """Measures the time to the first update, to compile deep models, and to wait for data.
 
-python benchmarks/startup.py [--json=FILE] [--case=train] [--case=depth] [--case=waiting] [--tiny]
+python benchmarks/startup.py [--json=FILE] [--case=train|depth|waiting] [--root=CHECKOUT] [--tiny]
 
 - `train`: seconds from the command to the first update of each quickstart, with prepared data. Cold
-  is with an empty compilation cache, warm is the second run.
+  is with an empty compilation cache, warm is with that of an earlier run. With --root, the peer is
+  the package of another checkout, and both take turns.
 - `depth`: seconds to compile GPT-3's shape with 96 layers, by dry_run with an empty cache. The peer
   has 12 layers; a ratio near 1 means that depth costs nothing.
 - `waiting`: the share of time in which a run waits for its rows, with built-in text. On a GPU the
   models have full size, else they are the quickstarts.
 """
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
-import re
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 
+import comparison
 import harness
 
 TRAINERS = {
@@ -29,52 +34,74 @@ TRAINERS = {
 }
 
 
-def call(program: str, *flags: str, cache: str) -> subprocess.CompletedProcess:
-    """Runs a program of the package with the compilation cache in `cache`."""
-    command = [sys.executable, "-m", f"transformer_jax.{program}", *flags]
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+def call(
+    program: str, *flags: str, cache: str, root: pathlib.Path = comparison.ROOT
+) -> subprocess.CompletedProcess:
+    """Runs a program of the package in `root` with the compilation cache in `cache`."""
+    command, options = _command(program, flags, cache, root)
+    done = subprocess.run(command, stdout=subprocess.PIPE, **options)
     if done.returncode:
-        raise SystemExit(
-            f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}"
-        )
+        _fail(command, done.returncode, done.stderr)
     return done
 
 
-def first_update(program: str, config: str, cache: str) -> float:
-    """Returns the seconds to the first update, as the run reports them."""
+def _command(
+    program: str, flags: Iterable[str], cache: str, root: pathlib.Path
+) -> tuple[list[str], dict]:
+    """Returns the command and the options of its process."""
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", f"transformer_jax.{program}", *flags]
+    return command, dict(env=env, cwd=root, stderr=subprocess.PIPE, text=True)
+
+
+def _fail(command: list[str], code: int, said: str):
+    raise SystemExit(f"{shlex.join(command)} ended with {code}:\n{said[-2000:]}")
+
+
+def first_update(program: str, config: str, root: pathlib.Path, cache: str) -> float:
+    """Returns the seconds from the command to the first update, after which the run is stopped."""
     with tempfile.TemporaryDirectory() as folder:
-        done = call(
-            program,
-            f"--config={config}",
-            f"--workdir={folder}/run",
-            "--config.train.num_steps=1",
-            "--config.train.eval_every=1",
-            "--config.checkpoint.every=1",
-            cache=cache,
-        )
-    return float(re.search(r"first step after ([\d.]+) s", done.stderr)[1])
+        flags = [f"--config={config}", f"--workdir={folder}/run"]
+        command, options = _command(program, flags, cache, root)
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, **options) as process:
+            said = ""
+            for line in process.stderr:
+                if "first step after" in line:
+                    seconds = time.perf_counter() - began
+                    process.kill()
+                    return seconds
+                said += line
+        _fail(command, process.returncode, said)
 
 
-def train(tiny: bool):
+def train(tiny: bool, root: str | None) -> Iterator[dict]:
+    roots = {"ours": comparison.ROOT}
+    if root:
+        other = pathlib.Path(root).absolute()
+        roots[f"commit {comparison.revision(other)}"] = other
     for program, config in list(TRAINERS.items())[: 1 if tiny else None]:
-        call("prepare", f"--config={config}", cache=tempfile.mkdtemp())
-        with tempfile.TemporaryDirectory() as cache:
-            yield {
-                "case": f"{program}, cold",
-                "ours": first_update(program, config, cache),
-                "unit": "s",
-            }
-            yield {
-                "case": f"{program}, warm",
-                "ours": statistics.median(
-                    first_update(program, config, cache) for _ in range(1 if tiny else 3)
-                ),
-                "unit": "s",
-            }
+        cold, warm = {}, {}
+        with contextlib.ExitStack() as stack:
+            for name, folder in roots.items():
+                call("prepare", f"--config={config}", cache=tempfile.mkdtemp(), root=folder)
+                timed = functools.partial(first_update, program, config, folder)
+                cache = stack.enter_context(tempfile.TemporaryDirectory())
+                timed(cache)  # fills it
+                cold[name] = functools.partial(with_empty_cache, timed)
+                warm[name] = functools.partial(timed, cache)
+            for state, calls in (("cold", cold), ("warm", warm)):
+                spent = harness.medians(calls, 1 if tiny else 3)
+                row = {"case": f"{program}, {state}", "ours": spent["ours"], "unit": "s"}
+                yield from harness.beside(row["case"], spent, "s", float) if root else [row]
 
 
-def depth(tiny: bool):
+def with_empty_cache(timed: Callable[[str], float]) -> float:
+    with tempfile.TemporaryDirectory() as cache:
+        return timed(cache)
+
+
+def depth(tiny: bool, root: str | None) -> Iterator[dict]:
     size = "125m" if tiny else "175b"
 
     def compiled(layers: int) -> float:
@@ -120,7 +147,7 @@ FULL_SIZE = {
 }
 
 
-def waiting(tiny: bool):
+def waiting(tiny: bool, root: str | None) -> Iterator[dict]:
     """The first third of the updates is not counted: it compiles and warms up."""
     interval = 2 if tiny else 50
     quickstarts = {program: (config, {}) for program, config in TRAINERS.items()}
@@ -152,4 +179,9 @@ def waiting(tiny: bool):
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, {"train": train, "depth": depth, "waiting": waiting}, ("jax", "flax"))
+    harness.main(
+        __doc__,
+        {"train": train, "depth": depth, "waiting": waiting},
+        ("jax", "flax"),
+        given=("root", "checkout of another commit, beside which `train` is measured"),
+    )

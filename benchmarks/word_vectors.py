@@ -204,4 +204,5 @@ def agreement(vector_of, is_known) -> float:
 
 if __name__ == "__main__":
     cases = {"speed": speed, "parts": parts, "neighbours": neighbours}
-    main(__doc__, cases, ("jax", "jaxlib"), data="a file of texts, one a line", releases=True)
+    given = ("data", "a file of texts, one a line")
+    main(__doc__, cases, ("jax", "jaxlib"), given=given, releases=True)

@@ -1,6 +1,6 @@
 """Measures training steps on a CPU under releases of jaxlib and values of an XLA flag.
 
-python benchmarks/xla_flags.py --data=PYTHON,PYTHON,... [--json=FILE] [--case=gpt_cpu ...] [--tiny]
+python benchmarks/xla_flags.py --jax=PYTHON,PYTHON,... [--json=FILE] [--case=gpt_cpu ...] [--tiny]
 
 The flag is that of transformer_jax/xla_guard.py. Each PYTHON is the interpreter of an
 environment with the package's libraries and one release of jaxlib. Each interpreter and flag runs
@@ -118,7 +118,7 @@ def run() -> None:
     from harness import main
 
     cases = {name: partial(compare, name) for name in CASES}
-    main(__doc__, cases, ("jax", "flax"), data="interpreters, separated by commas")
+    main(__doc__, cases, ("jax", "flax"), given=("jax", "interpreters, separated by commas"))
 
 
 if __name__ == "__main__":
