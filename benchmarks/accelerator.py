@@ -136,6 +136,14 @@ MODELS = {
         _TINY | dict(length=16, d_ff=128, heads=1, vocab_size=300),
         _CHECKED | dict(d_ff=512, heads=4, vocab_size=1000),
     ),
+    # Its attention has a learned bias. It is only compared with the CPU's.
+    "t5": Model(
+        "t5_rows",
+        "",
+        dict(rows=32, length=512, layers=12, width=768, vocab_size=32_128),
+        _TINY | dict(vocab_size=300),
+        _CHECKED | dict(vocab_size=1000),
+    ),
 }
 DROPOUT = dict(dropout=0.1, attention_dropout=0.1)
 # Relative errors of loss and gradients that are still right, beside the CPU's float32.
@@ -617,6 +625,7 @@ PARTS = {
             "Transformer": Case(
                 functools.partial(gradients, name="transformer_big"), SECOND, False
             ),
+            "T5": Case(functools.partial(gradients, name="t5"), SECOND, False),
         },
     ),
     "gpt2_124m": Part(

@@ -51,6 +51,7 @@ MODELS = {
     "BERT large": ("bert/large.py", BF16 | {"train.batch": 32}),
     "Transformer big": ("wmt/big.py:en-de", BF16),
     "T5 base": ("t5/t5.py:base", BF16 | {"train.batch": 32}),
+    "T5 v1.1 base": ("t5/v1_1.py:base", BF16 | {"train.batch": 32}),
     "ViT-B/16": ("vit/vit.py:b16", BF16 | CLASSES | {"train.batch": 128}),
 }
 TOPOLOGIES = {"h100:1": 1, "h100:8": 8, "v5e:2x4": 8}  # and the devices, each with such a batch

@@ -1,7 +1,7 @@
 """Training steps on random rows, of ours and of the peers, for several benchmarks."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -187,7 +187,6 @@ def translation_rows(
 
     `model` are more keys of config.model.
     """
-    source, target = np.random.default_rng(0).integers(1, vocab_size - 1, (2, rows, length + 1))
     shape = dict(
         name="encoder_decoder",
         vocab_size=vocab_size,
@@ -198,9 +197,37 @@ def translation_rows(
         num_decoder_layers=layers,
         max_length=length + 64,
     )
+    return _translation(quiet(rows, shape, _objective(length), **model))
+
+
+def t5_rows(*, rows: int, length: int, layers: int, width: int, vocab_size: int, **model):
+    """Returns the same of a T5 of version 1.1, whose scores have a learned bias."""
+    shape = dict(
+        name="t5",
+        vocab_size=vocab_size,
+        d_model=width,
+        d_ff=4 * width,
+        num_heads=width // 64,
+        num_encoder_layers=layers,
+        num_decoder_layers=layers,
+        gated=True,
+        tie_output=False,
+    )
+    return _translation(quiet(rows, shape, _objective(length), ("dropout",), **model))
+
+
+def _objective(length: int) -> dict:
     lengths = dict(source_length=length, target_length=length)
-    objective = dict(name="translation", label_smoothing=0.0, **lengths)
-    config = quiet(rows, shape, objective, **model)
+    return dict(name="translation", label_smoothing=0.0, **lengths)
+
+
+def _translation(config):
+    rows, length, vocab_size = (
+        config.train.batch,
+        config.task.source_length,
+        config.model.vocab_size,
+    )
+    source, target = np.random.default_rng(0).integers(1, vocab_size - 1, (2, rows, length + 1))
     task = Translation(config, None, length, length, 0.0)
     ones = np.ones((rows, length))
     positions = np.broadcast_to(np.arange(length), (rows, length))
@@ -221,12 +248,17 @@ def translation_rows(
     return task, batch, peer_batch
 
 
-def quiet(rows: int, model: dict, task: dict, **more):
+def quiet(
+    rows: int,
+    model: dict,
+    task: dict,
+    dropouts: Iterable[str] = ("dropout", "attention_dropout"),
+    **more,
+):
     """Returns a config without dropout, whose layers are compiled inline (unroll)."""
     layers = model.get("num_layers") or model["num_decoder_layers"]
-    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0}
     return experiment(
-        model=model | no_dropout | {"unroll": layers} | more,
+        model=model | dict.fromkeys(dropouts, 0.0) | {"unroll": layers} | more,
         task=task,
         train=dict(batch=rows),
         optimizer=dict(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=0.0),

@@ -303,6 +303,81 @@ def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
     assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
 
 
+@pytest.mark.parametrize("name, length", [("packed", 256), ("padded_last", 256), ("all", 197)])
+def test_cudnn_takes_a_bias(name, length, monkeypatch):
+    """T5's is one for all rows, and so is its gradient. It is in the program, and is correct."""
+    mask = make_mask(name, length)
+    bias = jax.random.normal(jax.random.key(3), (1, 2, length, length))
+
+    def gradients(kernel, q, k, v, bias):
+        def total(q, bias):
+            filled = 1 if mask.query_segments is None else mask.query_segments > 0
+            y = kernel(q, k, v, mask, bias=bias, scale=1.0).astype(jnp.float32)
+            return (jnp.einsum("bqhd->bq", y**2) * filled).sum()
+
+        return jax.grad(total, argnums=(0, 1))(q, bias)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+        traced = jax.jit(functools.partial(gradients, attention.cudnn)).trace(
+            *arrays(length, length, jnp.bfloat16), bias
+        )
+        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in lowered
+    even = length + length % 2
+    assert f"tensor<1x2x{even}x{even}xbf16>" in lowered or name == "packed"
+
+    computed = jax.nn.dot_product_attention
+
+    def without_cudnn(*arrays, implementation, **options):
+        return computed(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    expected, found = (
+        jax.jit(functools.partial(gradients, kernel))(*arrays(length, length), bias)
+        for kernel in (attention.dot_product, attention.cudnn)
+    )
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * np.abs(y).max())
+
+
+def test_the_gradient_of_a_bias_is_summed_over_groups(monkeypatch):
+    """Each group has rows of its own, whose gradients are not those of the whole batch."""
+    bias = jax.random.normal(jax.random.key(3), (1, 2, 256, 256))
+
+    def total(bias, *arrays):
+        return (attention.cudnn(*arrays, Mask(), bias=bias).astype(jnp.float32) ** 2).sum()
+
+    def of_group(bias, group, *arrays):
+        with sharding.use(mesh, sharding.RULES), sharding.within_group(group, 2):
+            return jax.grad(total)(bias, *arrays)
+
+    def of_groups(bias, *arrays):
+        split = (x.reshape(2, 1, *x.shape[1:]) for x in arrays)
+        axes = (None, 0, 0, 0, 0)
+        mapped = jax.vmap(of_group, axes, spmd_axis_name="data")
+        return mapped(bias, jnp.arange(2), *split).sum(axis=0)
+
+    mesh = sharding.make_mesh(dict.fromkeys((*sharding.AXES, "slices"), 1), jax.devices()[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+        traced = jax.jit(of_groups).trace(bias, *arrays(256, 256, jnp.bfloat16))
+        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+    # The kernel gets a bias for each row.
+    (call,) = [line for line in lowered.splitlines() if "fmhaScaleBiasSoftmaxBackward" in line]
+    assert call.count("tensor<2x2x256x256xbf16>") >= 2
+
+    computed = jax.nn.dot_product_attention
+
+    def without_cudnn(*arrays, implementation, **options):
+        return computed(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    found = jax.jit(of_groups)(bias, *arrays(256, 256))
+    expected = jax.jit(jax.grad(total))(bias, *arrays(256, 256))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("name", ["all", "causal", "padded_last", "padded_last_causal"])
 def test_cudnn_is_given_even_lengths(name, monkeypatch):
     """ViT-B/16 has 197 patches, and JAX refuses odd lengths in training."""
@@ -432,7 +507,12 @@ def test_a_kernel_is_picked_only_for_what_it_takes(platform, name, pick):
     takes = attention.TAKES.get(kernel)
     assert kernel is attention.dot_product or mask.conditions() <= takes
     bias = jnp.zeros((1, 2, 256, 256))
-    assert pick(platform, mask, bias=bias) in (attention.dot_product, attention.causal_blocks)
+    kernel = pick(platform, mask, bias=bias)
+    assert (
+        kernel is attention.dot_product or mask.conditions() | {"bias"} <= attention.TAKES[kernel]
+    )
+    if platform == "gpu" and mask.conditions() <= {"causal"}:
+        assert kernel is attention.cudnn
 
 
 def test_grouped_heads_take_the_fused_kernels(pick):

@@ -46,6 +46,14 @@ BIG = (
     "train.batch=32",
     "model.dropout=0.0",
 )
+T5 = (
+    "configs/t5/v1_1.py:base",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "train.batch=32",
+    "model.dtype=bfloat16",
+    "model.remat=none",
+)
 
 
 def skip_without_compiler(name: str) -> None:
@@ -113,6 +121,19 @@ def test_padding_reaches_cudnn_as_lengths():
     targets = calls(text(GPU, *BERT))
     assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} <= targets.keys()
     assert not [target for target in targets if "Bias" in target]
+
+
+@pytest.mark.parametrize("mesh", [(), ("mesh.tensor=2", "mesh.data=4")], ids=["data", "tensor"])
+def test_a_learned_bias_reaches_cudnn(mesh):
+    """T5's, in the encoder, the decoder, and as a mask between both, for the heads of a device."""
+    program_text = text(GPU, *T5, *mesh)
+    targets = calls(program_text)
+    assert targets["__cudnn$fmhaScaleBiasSoftmax"] == 3
+    assert targets["__cudnn$fmhaScaleBiasSoftmaxBackward"] == 3
+    rows, heads = (8, 6) if mesh else (4, 12)
+    for line in program_text.splitlines():
+        if "__cudnn$fmha" in line:
+            assert re.search(rf"bf16\[{rows},{heads},(512|114),(512|114)\]", line), line
 
 
 @pytest.mark.parametrize("name", [GPU, TPU])

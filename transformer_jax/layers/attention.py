@@ -144,18 +144,21 @@ def cudnn(
     mask: Mask,
     dropout: None = None,
     *,
-    bias: None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
 ) -> Queries:
     """cuDNN's flash attention in bfloat16, which skips the tiles that a causal mask hides.
 
     Full or causal attention without further conditions needs no mask in memory, and neither does
-    padding at the end of rows, whose tiles are skipped.
+    padding at the end of rows, whose tiles are skipped. A bias is rounded to bfloat16. The
+    kernel itself sums its gradient over rows that share it, except in groups of rows.
     """
+    if bias is not None:
+        bias = _cudnn_bias(q, k, bias)
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
     if _has_lengths(q, k, mask):
-        return _cudnn_lengths(q, k, v, mask, scale=scale)
+        return _cudnn_lengths(q, k, v, mask, bias=bias, scale=scale)
     # The kernel has no prefix: its own causal mask would hide the later keys of the prefix.
     is_causal = mask.causal and mask.prefix is None
     conditions = mask.replace(causal=False) if is_causal else mask
@@ -165,29 +168,63 @@ def cudnn(
         # vmap, not over the heads either.
         heads = q.shape[2] if sharding.in_group() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
+        visible = _like_scores(visible)
     return jax.nn.dot_product_attention(
-        q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=visible,
+        is_causal=is_causal,
+        scale=scale,
+        implementation="cudnn",
     )
 
 
-def _cudnn_lengths(q: Queries, k: Keys, v: Keys, mask: Mask, *, scale: float | None) -> Queries:
+def _cudnn_bias(q: Queries, k: Keys, bias: Bias) -> Bias:
+    """Returns the bias for all queries and keys."""
+    if sharding.in_group():
+        # Under a vmap, JAX would return the sum of the gradients of all groups for each group, if
+        # the bias were not mapped. It is therefore expanded to rows that depend on q.
+        bias = bias + _zeros(q)[:, None, None, None]
+    bias = jnp.broadcast_to(bias, (*bias.shape[:2], q.shape[1], k.shape[1])).astype(q.dtype)
+    return _like_scores(bias)
+
+
+def _like_scores(x: Shaped[Array, "#B #H Q K"]) -> Shaped[Array, "#B #H Q K"]:
+    """Divides a mask or a bias over devices as the scores are, because JAX requires it."""
+    batch, heads = x.shape[:2]
+    return sharding.constrain(
+        x, "batch" if batch > 1 else None, "heads" if heads > 1 else None, None, None
+    )
+
+
+def _zeros(q: Queries) -> Int[Array, " B"]:
+    """Returns zeros that depend on q, so that they are mapped where q is mapped by a vmap."""
+    return 0 * jnp.isnan(q[:, 0, 0, 0]).astype(jnp.int32)
+
+
+def _cudnn_lengths(
+    q: Queries, k: Keys, v: Keys, mask: Mask, *, bias: Bias | None, scale: float | None
+) -> Queries:
     if mask.padding_last:
         # A row of padding keeps one position, because the softmax over no keys is NaN.
         query_lengths = jnp.maximum((mask.key_segments > 0).sum(axis=1, dtype=jnp.int32), 1)
         key_lengths = query_lengths
     else:
-        # They depend on q, because under a vmap JAX requires lengths that are mapped, as constants
-        # are not.
-        zeros = 0 * jnp.isnan(q[:, 0, 0, 0]).astype(jnp.int32)
-        query_lengths, key_lengths = zeros + q.shape[1], zeros + k.shape[1]
+        # Under a vmap, JAX requires lengths that are mapped, as constants are not.
+        query_lengths, key_lengths = _zeros(q) + q.shape[1], _zeros(q) + k.shape[1]
     # Each device needs the lengths of its own rows.
     query_lengths, key_lengths = (
         sharding.constrain(lengths, "batch") for lengths in (query_lengths, key_lengths)
     )
     # In training, JAX refuses odd lengths.
     even = (padded(x, x.shape[1] % 2) for x in (q, k, v))
+    if bias is not None:
+        bias = jnp.pad(bias, [(0, 0), (0, 0), (0, q.shape[1] % 2), (0, k.shape[1] % 2)])
     y = jax.nn.dot_product_attention(
         *even,
+        bias=bias,
         is_causal=mask.causal,
         query_seq_lengths=query_lengths,
         key_value_seq_lengths=key_lengths,
@@ -303,7 +340,7 @@ TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
     windowed: _WITHIN_SEGMENTS | {"dilation"},
-    cudnn: _BY_PAIRS | {"prefix"},
+    cudnn: _BY_PAIRS | {"prefix", "bias"},
     blockwise: _WITHIN_SEGMENTS - {"window"},
     causal_blocks: _BY_PAIRS | {"bias"},
 }
