@@ -303,7 +303,9 @@ def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
     assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
 
 
-@pytest.mark.parametrize("name, length", [("packed", 256), ("padded_last", 256), ("all", 197)])
+@pytest.mark.parametrize(
+    "name, length", [("packed", 256), ("local", 256), ("padded_last", 256), ("all", 197)]
+)
 def test_cudnn_takes_a_bias(name, length, monkeypatch):
     """T5's is one for all rows, and so is its gradient. It is in the program, and is correct."""
     mask = make_mask(name, length)
@@ -325,6 +327,7 @@ def test_cudnn_takes_a_bias(name, length, monkeypatch):
         lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in lowered
     even = length + length % 2
+    # With a mask in memory, the kernel gets the sum of both for each row.
     assert f"tensor<1x2x{even}x{even}xbf16>" in lowered or name == "packed"
 
     computed = jax.nn.dot_product_attention

@@ -155,7 +155,7 @@ def cudnn(
     """
     if bias is not None:
         bias = _cudnn_bias(q, k, bias)
-    if "window" in mask.conditions() <= _CUDNN_WINDOW:
+    if bias is None and "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
     if _has_lengths(q, k, mask):
         return _cudnn_lengths(q, k, v, mask, bias=bias, scale=scale)
