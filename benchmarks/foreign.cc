@@ -24,7 +24,8 @@ memory::desc Desc(memory::dims dims, Tag tag) {
   return memory::desc(std::move(dims), memory::data_type::f32, tag);
 }
 
-// oneDNN's own scratchpads belong to the thread that created a primitive, and XLA has many threads.
+// oneDNN's own scratchpads belong to the thread that created a primitive, and XLA calls from any of
+// its threads. These calls never overlap, because the programs of foreign.py make one at a time.
 dnnl::primitive_attr OwnScratchpad() {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);

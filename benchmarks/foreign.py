@@ -37,11 +37,11 @@ PRODUCTS = {"x W": (False, False), "dy W^T": (False, True), "x^T dy": (True, Fal
 
 
 def multiply(tiny: bool):
-    for tokens, inputs, outputs in ((32, 16, 64),) if tiny else SHAPES:
+    for tokens, width, outputs in ((32, 16, 64),) if tiny else SHAPES:
         stored = {
-            "x W": ((tokens, inputs), (inputs, outputs)),
-            "dy W^T": ((tokens, outputs), (inputs, outputs)),
-            "x^T dy": ((tokens, inputs), (tokens, outputs)),
+            "x W": ((tokens, width), (width, outputs)),
+            "dy W^T": ((tokens, outputs), (width, outputs)),
+            "x^T dy": ((tokens, width), (tokens, outputs)),
         }
         for name, shapes in stored.items():
             arguments = (shapes, PRODUCTS[name])
@@ -54,8 +54,8 @@ def multiply(tiny: bool):
                 "torch": ("torch", functools.partial(peer_product, *arguments)),
             }
             spent = sides(makers, 2 if tiny else 15)
-            flop = 2 * tokens * inputs * outputs
-            case = f"{name}, {tokens} tokens, {inputs} inputs, {outputs} outputs"
+            flop = 2 * tokens * width * outputs
+            case = f"{name}, {tokens} tokens, {width} inputs, {outputs} outputs"
             yield from beside(
                 case, spent, "GFLOP/s", lambda seconds, flop=flop: flop / seconds / 1e9
             )
@@ -160,17 +160,17 @@ def foreign_layer(width: int) -> Callable[[], None]:
 def compiled() -> ctypes.CDLL:
     """Compiles foreign.cc, and registers its functions with XLA."""
     prefix = pathlib.Path(sys.prefix)
-    folder = tempfile.mkdtemp()
-    subprocess.run(
-        [
-            *("g++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", str(SOURCE)),
-            *("-I", str(prefix / "include"), "-I", jax.ffi.include_dir()),
-            *("-L", str(prefix / "lib"), f"-Wl,-rpath,{prefix}/lib", "-ldnnl"),
-            *("-o", f"{folder}/foreign.so"),
-        ],
-        check=True,
-    )
-    library = ctypes.CDLL(f"{folder}/foreign.so")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [
+                *("g++", "-std=c++17", "-O2", "-shared", "-fPIC", str(SOURCE)),
+                *("-isystem", str(prefix / "include"), "-isystem", jax.ffi.include_dir()),
+                *("-L", str(prefix / "lib"), f"-Wl,-rpath,{prefix}/lib", "-ldnnl"),
+                *("-o", f"{folder}/foreign.so"),
+            ],
+            check=True,
+        )
+        library = ctypes.CDLL(f"{folder}/foreign.so")
     library.WorkspaceBytes.argtypes = [ctypes.c_int64] * 4
     library.WorkspaceBytes.restype = ctypes.c_int64
     for name in ("OneDnnProduct", "LstmForward", "LstmBackward"):

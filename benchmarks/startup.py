@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -64,12 +65,14 @@ def first_update(program: str, config: str, root: pathlib.Path, cache: str) -> f
         flags = [f"--config={config}", f"--workdir={folder}/run"]
         command, options = _command(program, flags, cache, root)
         began = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, **options) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, start_new_session=True, **options
+        ) as process:
             said = ""
             for line in process.stderr:
                 if "first step after" in line:
                     seconds = time.perf_counter() - began
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # with its readers of data
                     return seconds
                 said += line
         _fail(command, process.returncode, said)

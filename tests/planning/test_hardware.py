@@ -123,14 +123,27 @@ def test_padding_reaches_cudnn_as_lengths():
     assert not [target for target in targets if "Bias" in target]
 
 
-@pytest.mark.parametrize("mesh", [(), ("mesh.tensor=2", "mesh.data=4")], ids=["data", "tensor"])
-def test_a_learned_bias_reaches_cudnn(mesh):
+PIPELINE = (
+    "mesh.pipeline=2",
+    "mesh.tensor=4",
+    "mesh.data=1",
+    "train.accumulation=2",
+    "model.num_encoder_layers=2",
+    "model.num_decoder_layers=2",
+)
+
+
+@pytest.mark.parametrize(
+    "mesh, rows, heads",
+    [((), 4, 12), (("mesh.tensor=2", "mesh.data=4"), 8, 6), (PIPELINE, 16, 3)],
+    ids=["data", "tensor", "pipeline"],
+)
+def test_a_learned_bias_reaches_cudnn(mesh, rows, heads):
     """T5's, in the encoder, the decoder, and as a mask between both, for the heads of a device."""
     program_text = text(GPU, *T5, *mesh)
     targets = calls(program_text)
     assert targets["__cudnn$fmhaScaleBiasSoftmax"] == 3
     assert targets["__cudnn$fmhaScaleBiasSoftmaxBackward"] == 3
-    rows, heads = (8, 6) if mesh else (4, 12)
     for line in program_text.splitlines():
         if "__cudnn$fmha" in line:
             assert re.search(rf"bf16\[{rows},{heads},(512|114),(512|114)\]", line), line

@@ -150,8 +150,8 @@ def cudnn(
     """cuDNN's flash attention in bfloat16, which skips the tiles that a causal mask hides.
 
     Full or causal attention without further conditions needs no mask in memory, and neither does
-    padding at the end of rows, whose tiles are skipped. A bias is rounded to bfloat16. The
-    kernel itself sums its gradient over rows that share it, except in groups of rows.
+    padding at the end of rows, whose tiles are skipped. A bias and its gradient are
+    rounded to bfloat16. Beside a mask in memory, both are added up for each row.
     """
     if bias is not None:
         bias = _cudnn_bias(q, k, bias)
@@ -166,7 +166,7 @@ def cudnn(
     if visible is not None:
         # The mask is expanded, because cuDNN does not broadcast it over the queries and, under a
         # vmap, not over the heads either.
-        heads = q.shape[2] if sharding.in_group() else visible.shape[1]
+        heads = q.shape[2] if _is_mapped() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
         visible = _like_scores(visible)
     return jax.nn.dot_product_attention(
@@ -183,12 +183,19 @@ def cudnn(
 
 def _cudnn_bias(q: Queries, k: Keys, bias: Bias) -> Bias:
     """Returns the bias for all queries and keys."""
-    if sharding.in_group():
+    heads = bias.shape[1]
+    if _is_mapped():
         # Under a vmap, JAX would return the sum of the gradients of all groups for each group, if
         # the bias were not mapped. It is therefore expanded to rows that depend on q.
         bias = bias + _zeros(q)[:, None, None, None]
-    bias = jnp.broadcast_to(bias, (*bias.shape[:2], q.shape[1], k.shape[1])).astype(q.dtype)
+        heads = q.shape[2]
+    bias = jnp.broadcast_to(bias, (len(bias), heads, q.shape[1], k.shape[1])).astype(q.dtype)
     return _like_scores(bias)
+
+
+def _is_mapped() -> bool:
+    """Whether a vmap runs over groups of rows, or over the stages of a pipeline."""
+    return sharding.in_group() or sharding.parts("layers") > 1
 
 
 def _like_scores(x: Shaped[Array, "#B #H Q K"]) -> Shaped[Array, "#B #H Q K"]:
