@@ -1,5 +1,6 @@
 """Attention kernels: outputs and gradients against the plain one, and the choice of a kernel."""
 
+import contextlib
 import functools
 import types
 
@@ -252,12 +253,41 @@ def test_splash_on_a_mesh():
     )
 
 
+@pytest.fixture
+def lowered_for_gpu(monkeypatch):
+    """Returns a function (program, *arguments) -> text of the program for a GPU, without one."""
+
+    def lowered_for_gpu(program, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+            traced = jax.jit(program).trace(*arguments)
+            return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    return lowered_for_gpu
+
+
+@contextlib.contextmanager
+def without_cudnn():
+    """In the context, JAX itself computes what cuDNN is asked for.
+
+    In training, JAX refuses odd lengths for cuDNN.
+    """
+    computed = jax.nn.dot_product_attention
+
+    def without(*arrays, implementation, **options):
+        assert all(x.shape[1] % 2 == 0 for x in arrays)
+        return computed(*arrays, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.nn, "dot_product_attention", without)
+        yield
+
+
 @pytest.mark.parametrize(
     "name, length", [*((name, 256) for name in taken_by(attention.cudnn)), ("all", 197)]
 )
-def test_cudnn_takes_every_mask(name, length, monkeypatch):
-    """The program for a GPU, lowered without one, for a batch and for a batch in groups."""
-    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+def test_cudnn_takes_every_mask(name, length, lowered_for_gpu):
+    """The programs for a batch and for a batch in groups."""
     mask = make_mask(name, length)
     shapes = arrays(length, length, jnp.bfloat16)
     arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
@@ -281,8 +311,7 @@ def test_cudnn_takes_every_mask(name, length, monkeypatch):
     needs_no_array = name in ("all", "causal", "local") or mask.padding_last
     kind = "Softmax" if needs_no_array else "ScaleBiasSoftmax"
     for program in (gradients, of_groups):
-        traced = jax.jit(program).trace(*arguments, mask)
-        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+        lowered = lowered_for_gpu(program, *arguments, mask)
         assert f"__cudnn$fmha{kind}" in lowered and f"__cudnn$fmha{kind}Backward" in lowered
         # It skips what the causal mask hides, also where there are other conditions.
         skips = mask.causal and mask.prefix is None
@@ -292,21 +321,15 @@ def test_cudnn_takes_every_mask(name, length, monkeypatch):
 
 
 @pytest.mark.parametrize("name", taken_by(attention.cudnn))
-def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
-    """The arguments of `jax.nn.dot_product_attention`, computed without cuDNN."""
-    computed = jax.nn.dot_product_attention
-
-    def without_cudnn(*arrays, implementation, **options):
-        return computed(*arrays, **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
+def test_cudnn_is_asked_for_the_mask(name):
+    with without_cudnn():
+        assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
 
 
 @pytest.mark.parametrize(
     "name, length", [("packed", 256), ("local", 256), ("padded_last", 256), ("all", 197)]
 )
-def test_cudnn_takes_a_bias(name, length, monkeypatch):
+def test_cudnn_takes_a_bias(name, length, lowered_for_gpu):
     """T5's is one for all rows, and so is its gradient. It is in the program, and is correct."""
     mask = make_mask(name, length)
     bias = jax.random.normal(jax.random.key(3), (1, 2, length, length))
@@ -319,32 +342,23 @@ def test_cudnn_takes_a_bias(name, length, monkeypatch):
 
         return jax.grad(total, argnums=(0, 1))(q, bias)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-        traced = jax.jit(functools.partial(gradients, attention.cudnn)).trace(
-            *arrays(length, length, jnp.bfloat16), bias
-        )
-        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+    program = functools.partial(gradients, attention.cudnn)
+    lowered = lowered_for_gpu(program, *arrays(length, length, jnp.bfloat16), bias)
     assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in lowered
     even = length + length % 2
     # With a mask in memory, the kernel gets the sum of both for each row.
     assert f"tensor<1x2x{even}x{even}xbf16>" in lowered or name == "packed"
 
-    computed = jax.nn.dot_product_attention
-
-    def without_cudnn(*arrays, implementation, **options):
-        return computed(*arrays, **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    expected, found = (
-        jax.jit(functools.partial(gradients, kernel))(*arrays(length, length), bias)
-        for kernel in (attention.dot_product, attention.cudnn)
-    )
+    with without_cudnn():
+        expected, found = (
+            jax.jit(functools.partial(gradients, kernel))(*arrays(length, length), bias)
+            for kernel in (attention.dot_product, attention.cudnn)
+        )
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * np.abs(y).max())
 
 
-def test_the_gradient_of_a_bias_is_summed_over_groups(monkeypatch):
+def test_the_gradient_of_a_bias_is_summed_over_groups(lowered_for_gpu):
     """Each group has rows of its own, whose gradients are not those of the whole batch."""
     bias = jax.random.normal(jax.random.key(3), (1, 2, 256, 256))
 
@@ -362,38 +376,24 @@ def test_the_gradient_of_a_bias_is_summed_over_groups(monkeypatch):
         return mapped(bias, jnp.arange(2), *split).sum(axis=0)
 
     mesh = sharding.make_mesh(dict.fromkeys((*sharding.AXES, "slices"), 1), jax.devices()[:1])
-    with monkeypatch.context() as patch:
-        patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-        traced = jax.jit(of_groups).trace(bias, *arrays(256, 256, jnp.bfloat16))
-        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+    lowered = lowered_for_gpu(of_groups, bias, *arrays(256, 256, jnp.bfloat16))
     # The kernel gets a bias for each row.
     (call,) = [line for line in lowered.splitlines() if "fmhaScaleBiasSoftmaxBackward" in line]
     assert call.count("tensor<2x2x256x256xbf16>") >= 2
 
-    computed = jax.nn.dot_product_attention
-
-    def without_cudnn(*arrays, implementation, **options):
-        return computed(*arrays, **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    found = jax.jit(of_groups)(bias, *arrays(256, 256))
-    expected = jax.jit(jax.grad(total))(bias, *arrays(256, 256))
+    with without_cudnn():
+        found = jax.jit(of_groups)(bias, *arrays(256, 256))
+        expected = jax.jit(jax.grad(total))(bias, *arrays(256, 256))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", ["all", "causal", "padded_last", "padded_last_causal"])
-def test_cudnn_is_given_even_lengths(name, monkeypatch):
+def test_cudnn_is_given_even_lengths(name):
     """ViT-B/16 has 197 patches, and JAX refuses odd lengths in training."""
-    computed = jax.nn.dot_product_attention
-
-    def without_cudnn(*arrays, implementation, **options):
-        assert all(x.shape[1] % 2 == 0 for x in arrays)
-        return computed(*arrays, **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    assert_equals_plain(attention.cudnn, arrays(197, 197), make_mask(name, 197), 1e-4)
-    if name == "all":
-        assert_equals_plain(attention.cudnn, arrays(128, 197), Mask(), 1e-4)
+    with without_cudnn():
+        assert_equals_plain(attention.cudnn, arrays(197, 197), make_mask(name, 197), 1e-4)
+        if name == "all":
+            assert_equals_plain(attention.cudnn, arrays(128, 197), Mask(), 1e-4)
 
 
 def test_cudnn_is_given_a_position_of_each_row(monkeypatch):

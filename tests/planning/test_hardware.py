@@ -54,6 +54,14 @@ T5 = (
     "model.dtype=bfloat16",
     "model.remat=none",
 )
+PIPELINE = (
+    "mesh.pipeline=2",
+    "mesh.tensor=4",
+    "mesh.data=1",
+    "train.accumulation=2",
+    "model.num_encoder_layers=2",
+    "model.num_decoder_layers=2",
+)
 
 
 def skip_without_compiler(name: str) -> None:
@@ -121,16 +129,6 @@ def test_padding_reaches_cudnn_as_lengths():
     targets = calls(text(GPU, *BERT))
     assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} <= targets.keys()
     assert not [target for target in targets if "Bias" in target]
-
-
-PIPELINE = (
-    "mesh.pipeline=2",
-    "mesh.tensor=4",
-    "mesh.data=1",
-    "train.accumulation=2",
-    "model.num_encoder_layers=2",
-    "model.num_decoder_layers=2",
-)
 
 
 @pytest.mark.parametrize(

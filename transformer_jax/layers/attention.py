@@ -150,8 +150,8 @@ def cudnn(
     """cuDNN's flash attention in bfloat16, which skips the tiles that a causal mask hides.
 
     Full or causal attention without further conditions needs no mask in memory, and neither does
-    padding at the end of rows, whose tiles are skipped. A bias and its gradient are
-    rounded to bfloat16. Beside a mask in memory, both are added up for each row.
+    padding at the end of rows, whose tiles are skipped. A bias and its gradient are rounded to
+    bfloat16. With a mask in memory as well, the kernel gets the sum of both (B, H, Q, K).
     """
     if bias is not None:
         bias = _cudnn_bias(q, k, bias)
